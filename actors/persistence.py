@@ -1,0 +1,327 @@
+"""The persistence actor: one writer, group commit.
+
+Rules:
+
+1. Whatever has queued up is written in one transaction and committed once. Then, and only then, everything
+   that waited for it leaves: effects first, then replies, in the order in which they were decided.
+2. A unit belongs to an *activation*: one life of an instance's actor. When one unit fails, every later unit
+   of that activation fails too, for it was decided on a state that does not exist.
+3. Nothing was written and the store may come back: the units stay, and the store is asked again with growing
+   delays until ``store_seconds`` are over.
+4. The store refused a value: the batch is halved and written again, so one bad unit fails alone.
+5. The commit itself failed: the store is asked what became of it before anything else.
+6. The store is damaged: nothing is acknowledged any more, and the runtime stops (`StoreFailed`).
+7. A write that has begun is never torn by a cancellation; it ends first. Units that are left when the actor
+   is lost fail with `OutcomeUnknown`.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+import trio
+
+from runtara.actors.mailbox import Future, Mailbox
+from runtara.config import Settings
+from runtara.errors import (
+    ActorFailed,
+    GuardFailed,
+    OutcomeUnknown,
+    RuntaraError,
+    RuntimeClosed,
+    StoreError,
+    StoreFailed,
+    StoreRefused,
+    StoreUnavailable,
+)
+from runtara.messages import Reply
+from runtara.persistence.store import Store, Unit
+
+logger = logging.getLogger("runtara.persistence")
+
+QUEUE_LIMIT: Final = 100_000
+FIRST_DELAY: Final = 0.05
+LONGEST_DELAY: Final = 1.0
+
+ReplyTo = Future[Reply]
+
+
+class Activation:
+    """One life of an instance's actor, as the writer knows it."""
+
+    __slots__ = ("failed", "name", "on_failure", "outstanding", "waiters")
+
+    def __init__(self, name: str, on_failure: Callable[[], None]) -> None:
+        self.name = name
+        self.on_failure = on_failure
+        self.outstanding = 0
+        self.failed = False
+        self.waiters: list[Future[None]] | None = None
+
+    def fail(self) -> None:
+        if not self.failed:
+            self.failed = True
+            self.on_failure()
+
+    def done(self) -> None:
+        """One unit is settled, one way or the other."""
+        self.outstanding -= 1
+        if self.outstanding == 0 and self.waiters:
+            waiters, self.waiters = self.waiters, None
+            for waiter in waiters:
+                waiter.set(None)
+
+    async def settled(self) -> None:
+        """Wait until nothing of this activation is queued or being written."""
+        while self.outstanding:
+            waiter: Future[None] = Future()
+            self.waiters = [*(self.waiters or ()), waiter]
+            await waiter.wait()
+
+
+class Work:
+    """A unit, and what leaves when it is on disk."""
+
+    __slots__ = ("activation", "effects", "release", "replies", "settled", "unit")
+
+    def __init__(self, unit: Unit, activation: Activation, release: Callable[[int], None]) -> None:
+        self.unit = unit
+        self.activation = activation
+        self.release = release
+        self.effects: list[Callable[[], None]] | None = None
+        self.replies: list[tuple[ReplyTo, Reply | RuntaraError]] = []
+        self.settled = False
+
+    def after(self, effect: Callable[[], None]) -> None:
+        """Do ``effect`` once the unit is on disk; it must not raise."""
+        if self.effects is None:
+            self.effects = []
+        self.effects.append(effect)
+
+    def reply(self, future: ReplyTo, reply: Reply | RuntaraError) -> None:
+        """Answer ``future`` once the unit is on disk."""
+        self.replies.append((future, reply))
+
+    def commit(self) -> None:
+        """The unit is on disk: let everything leave."""
+        self.settled = True
+        if self.effects is not None:
+            for effect in self.effects:
+                effect()
+        for future, reply in self.replies:
+            if isinstance(reply, RuntaraError):
+                future.fail(reply)
+            else:
+                future.set(reply)
+        self.release(self.unit.size)
+        self.activation.done()
+
+    def fail(self, error: RuntaraError) -> None:
+        """The unit is not on disk, or nobody knows: nothing of it leaves but the error."""
+        if self.settled:
+            return
+        self.settled = True
+        self.activation.fail()
+        for future, _ in self.replies:
+            future.fail(error)
+        self.release(self.unit.size)
+        self.activation.done()
+
+
+@attrs.frozen(kw_only=True)
+class WriterStatistics:
+    """The writer at one moment."""
+
+    queued: int
+    units: int
+    batches: int
+    failed_units: int
+    degraded_since: float | None
+    """Monotonic seconds since the store last answered; None if it does."""
+
+
+class PersistenceActor:
+    """See the module's docstring. One incarnation at a time runs; the queue outlives it."""
+
+    def __init__(self, store: Store, settings: Settings, on_damage: Callable[[StoreFailed], None]) -> None:
+        self.store = store
+        self.settings = settings
+        self.on_damage = on_damage
+        self.queue: Mailbox[Work] = Mailbox(QUEUE_LIMIT)
+        self.batch: list[Work] = []
+        self.units = 0
+        self.batches = 0
+        self.failed_units = 0
+        self.degraded_since: float | None = None
+        self.damage: StoreFailed | None = None
+
+    def submit(self, work: Work) -> None:
+        """Queue a unit. The runtime's budget keeps the queue within its bound; over it, the unit fails."""
+        work.activation.outstanding += 1
+        if self.damage is not None:
+            work.fail(self.damage)
+            return
+        try:
+            self.queue.put_nowait(work)
+        except trio.WouldBlock:
+            work.fail(ActorFailed("the writer's queue is full"))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        try:
+            while True:
+                self.batch = await self.queue.get_all()
+                while self.batch:
+                    await self.write(self.next_chunk())
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """The actor is lost: whoever waits must ask again to learn what became of it."""
+        left, self.batch = [*self.batch, *self.queue.take_nowait()], []
+        for work in left:
+            work.fail(OutcomeUnknown("the writer was lost before it could answer"))
+
+    def next_chunk(self) -> list[Work]:
+        """The next units, within the bounds of one transaction; failed activations are answered at once."""
+        chunk: list[Work] = []
+        size = taken = 0
+        for work in self.batch:
+            if chunk and (
+                len(chunk) >= self.settings.batch_units or size + work.unit.size > self.settings.batch_bytes
+            ):
+                break
+            taken += 1
+            if work.activation.failed:
+                self.fail([work], ActorFailed("an earlier change of the instance failed"))
+            else:
+                chunk.append(work)
+                size += work.unit.size
+        del self.batch[:taken]
+        return chunk
+
+    async def write(self, works: list[Work]) -> None:
+        """Write units, or fail them; never raises but for damage and bugs. Not torn by cancellation."""
+        if not works:
+            return
+        try:
+            left_out = await self.insist(works)
+        except StoreRefused as error:
+            await self.halve(works, error)
+        except OutcomeUnknown as error:
+            await self.settle(works, error)
+        except StoreFailed as error:
+            self.stop(works, error)
+        except StoreError as error:
+            self.fail(works, error)
+        except BaseException:
+            self.batch = [*works, *self.batch]  # `abandon` answers them
+            raise
+        else:
+            self.resolve(works, left_out)
+            await self.maintain()
+
+    async def insist(self, works: list[Work]) -> frozenset[int]:
+        """Apply, again and again while the store is away (rule 3)."""
+        units = [work.unit for work in works]
+        give_up = trio.current_time() + self.settings.store_seconds
+        delay = FIRST_DELAY
+        while True:
+            try:
+                with trio.CancelScope(shield=True):
+                    left_out = await self.store.apply(units)
+            except StoreUnavailable as error:
+                self.note_trouble(error)
+                if trio.current_time() + delay > give_up:
+                    raise
+                await trio.sleep(delay)
+                delay = min(2 * delay, LONGEST_DELAY)
+            else:
+                self.note_health()
+                return left_out
+
+    def note_trouble(self, error: StoreError) -> None:
+        if self.degraded_since is None:
+            self.degraded_since = trio.current_time()
+            logger.warning("the store does not answer, writes wait: %s", error)
+
+    def note_health(self) -> None:
+        if self.degraded_since is not None:
+            logger.warning("the store answers again, %.1f s later", trio.current_time() - self.degraded_since)
+            self.degraded_since = None
+
+    def resolve(self, works: list[Work], left_out: frozenset[int]) -> None:
+        self.batches += 1
+        for work in works:
+            if work.unit.row in left_out:
+                self.fail([work], GuardFailed("another writer changed the instance first"))
+            else:
+                self.units += 1
+                work.commit()
+
+    def fail(self, works: list[Work], error: RuntaraError) -> None:
+        for work in works:
+            self.failed_units += 1
+            logger.warning("a change of %s was not written: %s", work.activation.name, error)
+            work.fail(error)
+
+    async def halve(self, works: list[Work], error: StoreRefused) -> None:
+        """One of these units is bad: find it, and write the others."""
+        if len(works) == 1:
+            self.fail(works, error)
+            return
+        middle = len(works) // 2
+        await self.write(works[:middle])
+        later = works[middle:]
+        dropped = [work for work in later if work.activation.failed]
+        self.fail(dropped, ActorFailed("an earlier change of the instance failed"))
+        await self.write([work for work in later if not work.activation.failed])
+
+    async def settle(self, works: list[Work], error: OutcomeUnknown) -> None:
+        """The commit failed; the store knows whether it happened all the same."""
+        try:
+            with trio.CancelScope(shield=True):
+                left_out = await self.store.settle()
+        except StoreError as trouble:
+            logger.error("the outcome of a commit could not be settled: %s", trouble)
+            self.stop(works, StoreFailed(error.message), answer=error)
+            return
+        if left_out is None:
+            self.fail(works, StoreUnavailable(error.message))
+        else:
+            self.resolve(works, left_out)
+
+    async def maintain(self) -> None:
+        try:
+            with trio.CancelScope(shield=True):
+                await self.store.maintain()
+        except StoreFailed as error:
+            self.stop([], error)
+        except StoreError as error:
+            logger.warning("the store's housekeeping has to wait: %s", error)
+
+    def stop(self, works: list[Work], error: StoreFailed, answer: RuntaraError | None = None) -> None:
+        """Damage: refuse everything from now on, and stop the runtime."""
+        if self.damage is None:
+            self.damage = error
+            logger.critical("the store failed, the runtime stops: %s", error)
+            self.on_damage(error)
+        self.fail(works, answer or error)
+        left, self.batch = [*self.batch, *self.queue.take_nowait()], []
+        self.fail(left, error)
+
+    def close(self) -> None:
+        """Refuse what comes after the end of the runtime."""
+        self.damage = self.damage or StoreFailed("the runtime is closed")
+        for work in self.queue.take_nowait():
+            work.fail(RuntimeClosed("the runtime is closed"))
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics(
+            queued=self.queue.statistics().items,
+            units=self.units,
+            batches=self.batches,
+            failed_units=self.failed_units,
+            degraded_since=self.degraded_since,
+        )

@@ -1,0 +1,286 @@
+"""The supervision tree of a runtime, and the one door through which requests reach its actors.
+
+    writer       the persistence actor
+    instances    the directory, which hosts one actor per live instance
+    wake         the wake scheduler
+    recovery     looks after the sessions of a runtime that died; ends when it has
+
+Rules:
+
+1. Started in this order, stopped in the reverse; when one fails, those after it are started anew
+   (rest-for-one), because they stand on what it lost.
+2. A request is held against the budget in bytes from the door until it is on disk. Over the budget callers
+   wait in order of arrival, for ``overload_seconds`` at most.
+3. Damage of the store, or an actor of the tree that fails again and again, stops the whole runtime.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import attrs
+import trio
+
+from runtara.actors.directory import Directory, DirectoryStatistics
+from runtara.actors.instance import Surroundings
+from runtara.actors.letters import Key, Letter, Sink
+from runtara.actors.mailbox import Future
+from runtara.actors.numbers import Numbers
+from runtara.actors.persistence import PersistenceActor, WriterStatistics
+from runtara.actors.supervisor import (
+    ChildSpec,
+    Intensity,
+    Restart,
+    RestartIntensityExceeded,
+    Strategy,
+    Supervisor,
+)
+from runtara.actors.wake import WakeScheduler, WakeStatistics
+from runtara.clock import Clock
+from runtara.config import Settings
+from runtara.errors import (
+    Draining,
+    Overloaded,
+    RuntaraError,
+    RuntimeFault,
+    StoreError,
+    StoreFailed,
+    TooManyInstances,
+)
+from runtara.messages import AskShutdown, ForceSuspend, Reply, Request, SessionLost
+from runtara.persistence.store import Due, Store, StoreStatistics
+from runtara.validation import check, size_of
+
+logger = logging.getLogger("runtara.actors")
+
+TREE_INTENSITY: Final = Intensity(restarts=5, seconds=60.0)
+RECOVERY_PAGE: Final = 200
+
+
+class Budget:
+    """Bytes that the runtime may hold (rule 2)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.limit = settings.budget_bytes
+        self.patience = settings.overload_seconds
+        self.used = 0
+        self.queue: deque[tuple[int, Future[None]]] = deque()
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room now; a single request always fits into an empty budget."""
+        return not self.queue and (self.used + size <= self.limit or self.used == 0)
+
+    async def wait(self, size: int) -> None:
+        """Wait for room and take it.
+
+        Raises:
+            Overloaded: There was none in time.
+        """
+        future: Future[None] = Future()
+        place = (size, future)
+        self.queue.append(place)
+        with trio.move_on_after(self.patience):
+            try:
+                await future.wait()
+            finally:
+                if not future.done:
+                    self.queue.remove(place)
+        if not future.done:
+            raise Overloaded(
+                f"the runtime holds {self.used} bytes of requests, the limit is {self.limit}",
+                retry_after_seconds=1.0,
+            )
+
+    def release(self, size: int) -> None:
+        self.used -= size
+        while self.queue and (self.used + self.queue[0][0] <= self.limit or self.used == 0):
+            waiting, future = self.queue.popleft()
+            self.used += waiting
+            future.set(None)
+
+
+@attrs.frozen(kw_only=True)
+class SystemStatistics:
+    """The runtime at one moment."""
+
+    instances: DirectoryStatistics
+    writer: WriterStatistics
+    wake: WakeStatistics
+    store: StoreStatistics
+    budget_used: int
+    draining: bool
+
+
+class System:
+    """See the module's docstring."""
+
+    def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
+        self.store = store
+        self.clock = clock
+        self.settings = settings
+        self.limits = settings.limits()
+        self.numbers = Numbers(store)
+        self.budget = Budget(settings)
+        self.writer = PersistenceActor(store, settings, self.damaged)
+        self.wake = WakeScheduler(store, clock, settings)
+        self.draining = False
+        self.fatal: RuntaraError | None = None
+        self.scope = trio.CancelScope()
+        self.stopped = trio.Event()
+        around = Surroundings(
+            store=store,
+            writer=self.writer,
+            numbers=self.numbers,
+            clock=clock,
+            limits=self.limits,
+            known_ids=settings.known_ids,
+            refuse_new=self.refuse_new,
+            release=self.budget.release,
+        )
+        self.directory = Directory(around, self.wake, settings)
+        self.supervisor = Supervisor(
+            [
+                ChildSpec("writer", self.writer.run, shutdown_seconds=settings.store_seconds),
+                ChildSpec("instances", self.directory.run),
+                ChildSpec("wake", partial(self.wake.run, self.wake_instance)),
+                ChildSpec("recovery", self.recover, restart=Restart.TRANSIENT),
+            ],
+            name="runtime",
+            strategy=Strategy.REST_FOR_ONE,
+            intensity=TREE_INTENSITY,
+        )
+
+    # ------------------------------------------------------------ the door
+
+    async def request(self, key: Key, message: Request, sink: Sink | None = None) -> Reply:
+        """Send a request to an instance and wait for the answer.
+
+        Raises:
+            CallerError, StoreError, RuntimeFault: See `runtara.errors`; ``retryable`` says what to do.
+
+        Cancellation: the request may or may not take effect; sent again under the same ids it takes effect
+        once.
+        """
+        message = check(message, self.limits)
+        size = size_of(message)
+        if self.budget.fits(size):
+            self.budget.used += size
+        else:
+            await self.budget.wait(size)
+        letter = Letter(message, size, sink)
+        try:
+            self.directory.post(key, letter)
+        except RuntaraError:
+            self.budget.release(size)
+            raise
+        return await letter.reply.wait()
+
+    async def wake_instance(self, key: Key, message: Request) -> Reply:
+        return await self.request(key, message)
+
+    def refuse_new(self) -> RuntaraError | None:
+        """Why no new instance is taken, if that is so."""
+        if self.draining:
+            return Draining("the runtime is shutting down")
+        if len(self.directory.entries) > self.settings.live_instances:
+            return TooManyInstances(
+                f"{self.settings.live_instances} instances are live, which is the limit",
+                retry_after_seconds=self.settings.idle_seconds,
+            )
+        return None
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the tree until `stop`, or until it cannot go on; then `fatal` says why."""
+        self.numbers.first = await self.numbers.take()
+        try:
+            with self.scope:
+                await self.supervisor.run(task_status=task_status)
+        except RestartIntensityExceeded as error:
+            logger.critical("the runtime stops: %s", error, exc_info=error)
+            self.fatal = RuntimeFault(f"the runtime stopped: {error}")
+            self.fatal.__cause__ = error
+        finally:
+            self.directory.close()
+            self.writer.close()
+            self.stopped.set()
+
+    def damaged(self, error: StoreFailed) -> None:
+        """The store failed for good: stop everything."""
+        self.fatal = error
+        self.scope.cancel()
+
+    def stop(self) -> None:
+        self.supervisor.stop()
+
+    async def drain(self) -> None:
+        """Ask all sessions to suspend, wait for them, and suspend the rest, due at once."""
+        self.draining = True
+        await self.tell_sessions(lambda epoch: AskShutdown(epoch=epoch))
+        with trio.move_on_after(self.settings.drain_seconds):
+            while self.directory.sessions():
+                await self.directory.session_ended()
+        await self.tell_sessions(lambda epoch: ForceSuspend(epoch=epoch))
+
+    async def tell_sessions(self, message: Callable[[int], Request]) -> None:
+        async with trio.open_nursery() as nursery:
+            for key, epoch in self.directory.sessions():
+                nursery.start_soon(self.tell, key, message(epoch))
+
+    async def tell(self, key: Key, message: Request) -> None:
+        """Send a request whose refusal is only worth a line in the log."""
+        try:
+            await self.request(key, message)
+        except RuntaraError as error:
+            logger.info("instance %s/%s: %s", *key, error)
+
+    # ------------------------------------------------------------ recovery
+
+    async def recover(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """After the grace period, suspend what a dead runtime left running and nobody took over."""
+        task_status.started()
+        await trio.sleep(self.settings.grace_seconds)
+        assert self.numbers.first is not None
+        after, found = 0, await self.orphans(0)
+        while found:
+            async with trio.open_nursery() as nursery:
+                for due in found:
+                    message = SessionLost(epoch=due.epoch, orphaned=True)
+                    nursery.start_soon(self.lose, (due.tenant_id, due.instance_id), message)
+            after = found[-1].row
+            found = await self.orphans(after)
+
+    async def lose(self, key: Key, message: SessionLost) -> None:
+        """Tell an instance that its session is over, again and again while that is not possible."""
+        while True:
+            try:
+                await self.request(key, message)
+                return
+            except RuntaraError as error:
+                if not error.retryable:
+                    return
+            await trio.sleep(1.0)
+
+    async def orphans(self, after_row: int) -> list[Due]:
+        assert self.numbers.first is not None
+        while True:
+            try:
+                return await self.store.running(self.numbers.first, after_row, RECOVERY_PAGE)
+            except StoreError as error:
+                logger.warning("the orphans could not be read, trying again: %s", error)
+                await trio.sleep(1.0)
+
+    # ------------------------------------------------------------ seeing
+
+    def statistics(self) -> SystemStatistics:
+        return SystemStatistics(
+            instances=self.directory.statistics(),
+            writer=self.writer.statistics(),
+            wake=self.wake.statistics(),
+            store=self.store.statistics(),
+            budget_used=self.budget.used,
+            draining=self.draining,
+        )

@@ -1,0 +1,530 @@
+"""`Instance`: what the code of one durable run holds in its hands.
+
+The same object in process and over a socket: it speaks through a `Port`, which sends requests and answers
+with replies; pushes come in through `Inbox.push`.
+
+Rules:
+
+1. Every call returns after its effect is on disk. A call that raises a retryable error, or is cancelled, may
+   or may not have taken effect; called again with the same ids it takes effect once.
+2. Faults that the same request under the same ids can heal (a lost actor, an unknown outcome) are healed
+   here, up to `HEALING_ATTEMPTS` times; the caller sees them only when that does not help.
+3. Signals are shown by `Instance.signals` until they are acknowledged, in the order of their acceptance, and
+   once per iterator. They are copies: losing one loses nothing.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Final, Protocol, TypeVar
+
+import trio
+
+from runtara.errors import (
+    ActorFailed,
+    GuardFailed,
+    OutcomeUnknown,
+    RuntaraError,
+    StaleEpoch,
+    ValidationError,
+)
+from runtara.messages import (
+    AckReply,
+    AckSignal,
+    CheckpointReply,
+    ClosedPush,
+    CompensationReply,
+    CompensationView,
+    ErrorReply,
+    EventReply,
+    FinishCompensation,
+    FoundCheckpoint,
+    GetCheckpoint,
+    GetStatus,
+    InstanceView,
+    PollSignals,
+    Push,
+    RecordError,
+    RecordRetryAttempt,
+    Registered,
+    Reply,
+    ReportEvent,
+    Request,
+    RetryReply,
+    SaveCheckpoint,
+    SignalPush,
+    SignalsReply,
+    Sleep,
+    StartCompensation,
+    SupersededPush,
+    WaitReply,
+    WaitSignal,
+)
+from runtara.records import (
+    CompensationSpec,
+    ErrorCategory,
+    ErrorSeverity,
+    EventType,
+    RetryHint,
+    SignalRecord,
+    SignalType,
+)
+from runtara.validation import duration_us
+from runtara.words import json_text, member
+
+T = TypeVar("T", bound=Reply)
+
+HEALING_ATTEMPTS: Final = 8
+FIRST_DELAY: Final = 0.01
+
+
+class Port(Protocol):
+    """The way to an instance: in process, or over a connection."""
+
+    async def request(self, message: Request) -> Reply:
+        """Send a request and wait for its answer. Raises `RuntaraError`."""
+        ...
+
+    async def compensations(self) -> CompensationView: ...
+
+    async def compensation_data(self, checkpoint_id: str) -> bytes: ...
+
+
+async def heal(port: Port, message: Request, kind: type[T]) -> T:
+    """Send a request that is safe to send again, until it is answered (rule 2)."""
+    delay = FIRST_DELAY
+    for left in reversed(range(HEALING_ATTEMPTS)):
+        try:
+            reply = await port.request(message)
+        except (ActorFailed, OutcomeUnknown, GuardFailed):
+            if not left:
+                raise
+            await trio.sleep(delay)
+            delay *= 2
+        else:
+            assert isinstance(reply, kind)
+            return reply
+    raise AssertionError("the last attempt returned or raised")
+
+
+class Inbox:
+    """What was pushed to a session and not acknowledged, and whether the session is over.
+
+    Bounded by the instance's own bound on unconsumed signals.
+    """
+
+    __slots__ = ("changed", "ended", "signals")
+
+    def __init__(self) -> None:
+        self.signals: dict[int, SignalRecord] = {}
+        self.ended: RuntaraError | ClosedPush | None = None
+        self.changed: trio.Event | None = None
+
+    def push(self, push: Push) -> None:
+        """Take a push. Never blocks."""
+        match push:
+            case SignalPush(signal=signal):
+                self.signals[signal.signal_id] = signal
+            case SupersededPush(epoch=epoch):
+                self.ended = StaleEpoch(0, epoch)
+            case ClosedPush():
+                self.ended = push
+        self.ring()
+
+    def drop(self, signal_id: int | None) -> None:
+        """Forget a signal that was consumed."""
+        if signal_id is not None:
+            self.signals.pop(signal_id, None)
+
+    def ring(self) -> None:
+        if self.changed is not None:
+            self.changed.set()
+            self.changed = None
+
+    async def wait(self) -> None:
+        if self.changed is None:
+            self.changed = trio.Event()
+        await self.changed.wait()
+
+
+class Instance:
+    """One registered instance, at one epoch. Made by ``Runtime.register``."""
+
+    __slots__ = ("counter", "inbox", "instance_id", "port", "registered")
+
+    def __init__(self, instance_id: str, port: Port, registered: Registered, inbox: Inbox) -> None:
+        self.instance_id = instance_id
+        self.port = port
+        self.registered = registered
+        self.inbox = inbox
+        self.counter = 0
+
+    def __repr__(self) -> str:
+        return f"<Instance {self.instance_id!r} epoch {self.epoch}>"
+
+    @property
+    def epoch(self) -> int:
+        """The fencing token of this session. A newer session has a higher one."""
+        return self.registered.epoch
+
+    def request_id(self) -> str:
+        """A name for a request that nobody has used: epochs never repeat."""
+        self.counter += 1
+        return f"{self.epoch}.{self.counter}"
+
+    # ------------------------------------------------------------ checkpoints
+
+    async def checkpoint(
+        self, checkpoint_id: str, state: bytes, *, compensation: CompensationSpec | None = None
+    ) -> CheckpointReply:
+        """Store ``state`` under ``checkpoint_id``, or find what was stored there before.
+
+        Args:
+            checkpoint_id: A name, unique within the instance.
+            state: Not empty. Ignored if the checkpoint exists.
+            compensation: What undoes it; registered in the same transaction.
+
+        Returns:
+            ``found`` tells whether it existed, ``state`` is what is stored now; ``signal``, ``custom_signal``
+            and ``last_error`` are what waits for the instance.
+
+        Raises:
+            ValidationError: ``state`` is empty (use `get_checkpoint` to look), or an id is ill formed.
+            PayloadTooLarge: ``state`` is over the limit.
+            InvalidInstanceState: The instance is not running.
+            StaleEpoch: A newer session owns the instance.
+            StoreError: See its ``retryable``.
+
+        Durability: When this returns, the state survives ``kill -9`` and a loss of power.
+        """
+        if state == b"":
+            raise ValidationError("state", "must not be empty; use get_checkpoint to look")
+        message = SaveCheckpoint(
+            epoch=self.epoch, checkpoint_id=checkpoint_id, state=state, compensation=compensation
+        )
+        return await heal(self.port, message, CheckpointReply)
+
+    async def get_checkpoint(self, checkpoint_id: str) -> FoundCheckpoint:
+        """Read a checkpoint; ``found`` is False if there is none. Never writes."""
+        return await heal(self.port, GetCheckpoint(checkpoint_id=checkpoint_id), FoundCheckpoint)
+
+    # ------------------------------------------------------------ waiting
+
+    async def sleep(
+        self, seconds: float, *, checkpoint_id: str | None = None, state: bytes | None = None
+    ) -> WaitReply:
+        """Sleep until ``seconds`` after this sleep was first asked for.
+
+        Args:
+            seconds: 0 to 100 years.
+            checkpoint_id: Names the sleep: asked for again under this name, also after a crash, it keeps its
+                first deadline. A sleep without a name begins anew after a crash.
+            state: Stored as the checkpoint of that name.
+
+        Returns:
+            ``interrupted`` is true if a cancel, pause or shutdown ended it early; then ``signal`` is that.
+
+        Raises:
+            Conflict: The name was used for something else. Others as `checkpoint`.
+
+        Cancellation: The sleep stays recorded and keeps its deadline.
+        """
+        message = Sleep(
+            epoch=self.epoch,
+            duration_us=duration_us(seconds, "seconds"),
+            checkpoint_id=checkpoint_id,
+            state=state,
+            request_id=None if checkpoint_id is not None else self.request_id(),
+        )
+        return await heal(self.port, message, WaitReply)
+
+    async def wait_signal(self, key: str, *, checkpoint_id: str, timeout: float | None = None) -> WaitReply:
+        """Consume the oldest custom signal for ``key``; wait for one if there is none.
+
+        The signal's payload is recorded as the checkpoint ``checkpoint_id`` in the transaction that consumes
+        it, so a repeated call gets the same answer, also after a crash. A timeout is recorded as well.
+
+        Args:
+            key: What the sender addressed.
+            checkpoint_id: The name of this wait; another wait for the same key needs another name.
+            timeout: Seconds from the first call, or None to wait for ever.
+
+        Returns:
+            ``received`` and ``payload``; or ``timed_out``; or ``interrupted`` and ``signal``.
+
+        Raises:
+            Conflict: The name was used for something else. Others as `checkpoint`.
+
+        Cancellation: The wait stays recorded. A signal that arrives meanwhile is kept for the next call.
+        """
+        message = WaitSignal(
+            epoch=self.epoch,
+            key=key,
+            checkpoint_id=checkpoint_id,
+            timeout_us=None if timeout is None else duration_us(timeout, "timeout"),
+        )
+        reply = await heal(self.port, message, WaitReply)
+        self.inbox.drop(reply.signal_id)
+        return reply
+
+    # ------------------------------------------------------------ events
+
+    async def report(
+        self,
+        type: EventType,
+        *,
+        subtype: str | None = None,
+        payload: bytes | None = None,
+        checkpoint_id: str | None = None,
+        request_id: str | None = None,
+    ) -> EventReply:
+        message = ReportEvent(
+            epoch=self.epoch,
+            type=type,
+            subtype=subtype,
+            payload=payload,
+            checkpoint_id=checkpoint_id,
+            request_id=request_id,
+        )
+        return await heal(self.port, message, EventReply)
+
+    async def heartbeat(self) -> EventReply:
+        """Report progress. Of a stream of heartbeats only some are stored (``heartbeat_seconds``)."""
+        return await self.report(EventType.HEARTBEAT)
+
+    async def emit(
+        self,
+        subtype: str,
+        payload: bytes | None = None,
+        *,
+        checkpoint_id: str | None = None,
+        request_id: str | None = None,
+    ) -> EventReply:
+        """Report an event of your own. ``request_id`` makes a repeated call the same event."""
+        return await self.report(
+            EventType.CUSTOM,
+            subtype=subtype,
+            payload=payload,
+            checkpoint_id=checkpoint_id,
+            request_id=request_id or self.request_id(),
+        )
+
+    async def complete(self, output: bytes | None = None) -> EventReply:
+        """End well. ``applied`` is False if the instance is not running any more; then nothing changed."""
+        return await self.report(EventType.COMPLETED, payload=output, request_id=self.request_id())
+
+    async def fail(self, error: str | bytes | None = None) -> EventReply:
+        """End badly; registered compensations are due first. ``applied`` as in `complete`."""
+        payload = error.encode(errors="replace") if isinstance(error, str) else error
+        return await self.report(EventType.FAILED, payload=payload, request_id=self.request_id())
+
+    async def suspend(
+        self,
+        *,
+        seconds: float | None = None,
+        checkpoint_id: str | None = None,
+        state: bytes | None = None,
+    ) -> EventReply:
+        """Leave for a while: until an open wait ends, or ``seconds`` from now, or the next registration.
+
+        Args:
+            seconds: When to be woken; None: no time of its own.
+            checkpoint_id: Names the wait that ``seconds`` begins, and the checkpoint that keeps ``state``.
+            state: Stored in the same transaction.
+        """
+        if seconds is None:
+            if state is not None:
+                raise ValidationError("state", "needs seconds; store it with checkpoint")
+            return await self.report(EventType.SUSPENDED, request_id=self.request_id())
+        message = ReportEvent(
+            epoch=self.epoch,
+            type=EventType.SUSPENDED,
+            checkpoint_id=checkpoint_id,
+            request_id=self.request_id(),
+            wake_after_us=duration_us(seconds, "seconds"),
+            state=state,
+        )
+        return await heal(self.port, message, EventReply)
+
+    # ------------------------------------------------------------ signals
+
+    async def signals(self) -> AsyncIterator[SignalRecord]:
+        """Iterate over the pending signals, and then over those that arrive, each once.
+
+        Ends when the instance has ended or was suspended by the runtime. A signal that is not acknowledged
+        comes again at the next registration.
+
+        Raises:
+            StaleEpoch: A newer session owns the instance.
+        """
+        last = 0
+        while True:
+            for signal in sorted(self.inbox.signals.values(), key=lambda s: s.signal_id):
+                if signal.signal_id > last:
+                    last = signal.signal_id
+                    yield signal
+            if isinstance(self.inbox.ended, RuntaraError):
+                raise self.inbox.ended
+            if self.inbox.ended is not None:
+                return
+            if all(signal_id <= last for signal_id in self.inbox.signals):
+                await self.inbox.wait()
+
+    async def poll_signals(self, checkpoint_id: str | None = None) -> SignalsReply:
+        """What the next checkpoint reply would carry. Consumes nothing."""
+        message = PollSignals(epoch=self.epoch, checkpoint_id=checkpoint_id)
+        return await heal(self.port, message, SignalsReply)
+
+    async def ack(
+        self, signal: SignalRecord | int | SignalType | str, *, acknowledged: bool = True
+    ) -> AckReply:
+        """Consume a signal; a cancel, pause or shutdown takes effect with that.
+
+        Args:
+            signal: A signal or its id; or a type, which means the oldest of that type that was shown to this
+                session.
+            acknowledged: False says that it was seen but is not obeyed now; it stays pending.
+
+        Returns:
+            ``applied`` is False if it was acknowledged before, or the instance has ended.
+
+        Raises:
+            SignalNotPending: There never was such a signal, or none of that type was shown.
+        """
+        named = signal.signal_id if isinstance(signal, SignalRecord) else signal
+        by_type = isinstance(named, str | SignalType)
+        message = AckSignal(
+            epoch=self.epoch,
+            signal_id=None if by_type else int(named),
+            signal_type=member(SignalType, named, "signal") if by_type else None,
+            acknowledged=acknowledged,
+        )
+        reply = await heal(self.port, message, AckReply)
+        if acknowledged:
+            self.inbox.drop(reply.signal_id)
+        return reply
+
+    # ------------------------------------------------------------ the record
+
+    async def record_retry(
+        self,
+        checkpoint_id: str,
+        attempt: int,
+        *,
+        error: str | None = None,
+        category: ErrorCategory | str = ErrorCategory.UNKNOWN,
+        severity: ErrorSeverity | str = ErrorSeverity.ERROR,
+        retry_hint: RetryHint | str = RetryHint.UNKNOWN,
+        retry_after: float | None = None,
+        error_code: str | None = None,
+    ) -> RetryReply:
+        """Put one attempt (from 1) of a step into the audit trail; ``applied`` is False if it is there."""
+        message = RecordRetryAttempt(
+            epoch=self.epoch,
+            checkpoint_id=checkpoint_id,
+            attempt=attempt,
+            error=error,
+            category=member(ErrorCategory, category, "category"),
+            severity=member(ErrorSeverity, severity, "severity"),
+            retry_hint=member(RetryHint, retry_hint, "retry_hint"),
+            retry_after_us=None if retry_after is None else duration_us(retry_after, "retry_after"),
+            error_code=error_code,
+        )
+        return await heal(self.port, message, RetryReply)
+
+    async def record_error(
+        self,
+        code: str,
+        message: str,
+        *,
+        checkpoint_id: str | None = None,
+        step_id: str | None = None,
+        category: ErrorCategory | str = ErrorCategory.UNKNOWN,
+        severity: ErrorSeverity | str = ErrorSeverity.ERROR,
+        retry_hint: RetryHint | str = RetryHint.UNKNOWN,
+        retry_after: float | None = None,
+        attributes: Mapping[str, object] | None = None,
+        cause_id: int | None = None,
+    ) -> int:
+        """Put a structured error into the history; returns its id.
+
+        Raises:
+            ErrorNotFound: ``cause_id`` names no error of this instance. Others as `checkpoint`.
+        """
+        request = RecordError(
+            epoch=self.epoch,
+            code=code,
+            message=message,
+            checkpoint_id=checkpoint_id,
+            step_id=step_id,
+            category=member(ErrorCategory, category, "category"),
+            severity=member(ErrorSeverity, severity, "severity"),
+            retry_hint=member(RetryHint, retry_hint, "retry_hint"),
+            retry_after_us=None if retry_after is None else duration_us(retry_after, "retry_after"),
+            attributes=json_text(attributes, "attributes"),
+            cause_id=cause_id,
+            request_id=self.request_id(),
+        )
+        return (await heal(self.port, request, ErrorReply)).error_id
+
+    @property
+    def compensation(self) -> "Compensation":
+        """The compensations of the instance: what undoes its checkpoints when it fails or is cancelled."""
+        return Compensation(self)
+
+    async def status(self) -> InstanceView:
+        """How the instance is now."""
+        return await heal(self.port, GetStatus(), InstanceView)
+
+
+class Compensation:
+    """The compensations of one instance. They are registered with `Instance.checkpoint`."""
+
+    __slots__ = ("instance",)
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+
+    async def view(self) -> CompensationView:
+        """All of them, the one to run first coming first; how many are pending, whether all succeeded."""
+        return await self.instance.port.compensations()
+
+    async def data(self, checkpoint_id: str) -> bytes:
+        """The data that was registered.
+
+        Raises:
+            CheckpointNotFound: The checkpoint has no compensation.
+        """
+        return await self.instance.port.compensation_data(checkpoint_id)
+
+    async def start(self, checkpoint_id: str) -> int:
+        """Begin an attempt; returns its number, from 1. The instance must be compensating.
+
+        An attempt that a crash left open stays in the log without an end; the next one has a new number.
+        """
+        message = StartCompensation(epoch=self.instance.epoch, checkpoint_id=checkpoint_id)
+        return (await heal(self.instance.port, message, CompensationReply)).attempt
+
+    async def finish(
+        self,
+        checkpoint_id: str,
+        attempt: int,
+        *,
+        success: bool,
+        final: bool = True,
+        error: str | None = None,
+        error_id: int | None = None,
+    ) -> CompensationReply:
+        """End an attempt. When the last compensation has ended, the instance ends as it was meant to.
+
+        Args:
+            final: False after a failure leaves the compensation to be tried again.
+        """
+        message = FinishCompensation(
+            epoch=self.instance.epoch,
+            checkpoint_id=checkpoint_id,
+            attempt=attempt,
+            success=success,
+            final=final,
+            error_message=error,
+            error_id=error_id,
+        )
+        return await heal(self.instance.port, message, CompensationReply)

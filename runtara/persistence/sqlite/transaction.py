@@ -1,0 +1,44 @@
+"""One write transaction, from BEGIN IMMEDIATE to COMMIT, and what its errors mean."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import TypeVar
+
+from runtara.errors import StoreFailed
+from runtara.persistence.sqlite.faults import commit_error, store_error
+
+T = TypeVar("T")
+
+
+def transact(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], location: str) -> T:
+    """Run ``work`` in a transaction of its own and commit it. No transaction is open afterwards.
+
+    Raises:
+        OutcomeUnknown: The commit itself failed.
+        StoreError: Any other fault of the store; nothing was written.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        result = work(connection)
+    except BaseException as error:
+        roll_back(connection, location)
+        known = store_error(error, location)
+        if known is None:
+            raise
+        raise known from error
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        roll_back(connection, location)
+        raise commit_error(error, location) from error
+    return result
+
+
+def roll_back(connection: sqlite3.Connection, location: str) -> None:
+    """End what is open; a full disk or an I/O error has often ended it already."""
+    if not connection.in_transaction:
+        return
+    try:
+        connection.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        raise StoreFailed(f"{location}: a transaction could not be rolled back ({error})") from error

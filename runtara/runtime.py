@@ -1,0 +1,126 @@
+"""The composition root: `open_runtime` puts store, actors and clock together, and gives out a `Runtime`.
+
+Rules:
+
+1. Everything that runs for a runtime runs inside ``async with open_runtime(...)`` and ends with it.
+2. Leaving the context drains: live sessions are asked to suspend, get ``drain_seconds``, and are then
+   suspended, due at once. Nothing is lost, and no attempt is counted.
+3. What the body of the context raises leaves it unchanged, not wrapped in a group.
+"""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from runtara.actors.system import System
+from runtara.clock import Clock, default_clock, runs_on_mock_clock
+from runtara.config import Settings, settings_from
+from runtara.executor import Executor, InlineExecutor, ThreadExecutor
+from runtara.persistence.sqlite import open_sqlite
+from runtara.persistence.store import Store
+from runtara.randomness import Randomness, SystemRandomness
+from runtara.tenant import Runtime
+from runtara.urls import sqlite_path
+
+
+@asynccontextmanager
+async def open_runtime(
+    url: str = "sqlite:///runtara.db",
+    *,
+    tenant: str = "default",
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+    inline: bool | None = None,
+    **settings: Any,
+) -> AsyncGenerator[Runtime, None]:
+    """Open the runtime on a store.
+
+    Args:
+        url: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``sqlite:///:memory:`` for tests.
+        tenant: For whom the returned `Runtime` acts; `Runtime.for_tenant` gives others.
+        clock: The wall clock; by default the machine's, or trio's own under a mock clock.
+        randomness: Where identifiers come from; by default the machine.
+        inline: Run the store on the trio loop, without threads. By default only for a store in memory and
+            under a mock clock (which would jump while a thread works).
+        settings: Any field of `runtara.Settings`; those not given come from ``RUNTARA_*`` variables.
+
+    Raises:
+        ValidationError: The url or a setting is ill formed.
+        StoreLocked: Another runtime holds the file; the message names its process.
+        StoreTooNew, StoreCorrupt, StoreReadOnly: The file cannot be used; it was left as it was.
+        StoreFailed: The store failed while the runtime was open; what was acknowledged is on disk.
+
+    Cancellation: The runtime drains and closes all the same, within ``drain_seconds``.
+    """
+    chosen = settings_from(os.environ, **settings)
+    path = sqlite_path(url)
+    without_threads = inline if inline is not None else path == ":memory:" or runs_on_mock_clock()
+    async with (
+        open_executors(without_threads) as (writer, reader),
+        open_sqlite(path, synchronous=chosen.synchronous, writer=writer, reader=reader) as store,
+        run_runtime(store, clock or default_clock(), chosen, randomness, tenant) as runtime,
+    ):
+        yield runtime
+
+
+@asynccontextmanager
+async def open_executors(inline: bool) -> AsyncIterator[tuple[Executor, Executor]]:
+    """One executor for the writer and one for the readers."""
+    writer: Executor = InlineExecutor() if inline else ThreadExecutor("runtara-writer", donate=True)
+    reader: Executor = InlineExecutor() if inline else ThreadExecutor("runtara-reader")
+    try:
+        yield writer, reader
+    finally:
+        with trio.CancelScope(shield=True):
+            await reader.close()
+            await writer.close()
+
+
+@asynccontextmanager
+async def run_runtime(
+    store: Store,
+    clock: Clock,
+    settings: Settings,
+    randomness: Randomness | None = None,
+    tenant: str = "default",
+) -> AsyncGenerator[Runtime, None]:
+    """Run a runtime on a store that is open already; the store stays open. See `open_runtime`."""
+    system = System(store, clock, settings)
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        await nursery.start(run_system, system, nursery.cancel_scope)
+        try:
+            yield Runtime(system, randomness or SystemRandomness(), tenant)
+        except Exception as error:
+            failure = error
+        finally:
+            await close_system(system)
+            nursery.cancel_scope.cancel()
+    if system.fatal is not None:
+        raise system.fatal from failure
+    if failure is not None:
+        raise failure
+
+
+async def run_system(
+    system: System, body: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run the tree, shielded from the cancellation of the body: it must outlive the drain."""
+    with trio.CancelScope(shield=True):
+        await system.run(task_status=task_status)
+    if system.fatal is not None:
+        body.cancel()
+
+
+async def close_system(system: System) -> None:
+    """Drain and stop. Shielded; bounded by ``drain_seconds`` and the store's patience."""
+    settings = system.settings
+    with trio.CancelScope(shield=True):
+        if system.fatal is None:
+            with trio.move_on_after(settings.drain_seconds + settings.store_seconds):
+                await system.drain()
+        system.stop()
+        await system.stopped.wait()
