@@ -14,6 +14,7 @@ Rules:
 
 import logging
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Final
 
 import attrs
@@ -33,15 +34,18 @@ from runtara.errors import (
     RuntimeClosed,
     StoreError,
 )
-from runtara.messages import Change, ClosedPush, Push, SupersededPush
+from runtara.messages import Change, ClosedPush, Push, SessionLost, SupersededPush
 from runtara.records import InstanceRecord
 
 logger = logging.getLogger("runtara.actors")
 
 INTENSITY: Final = Intensity(restarts=3, seconds=5.0)
 QUARANTINE_SECONDS: Final = 10.0
+RELOAD_SECONDS: Final = 0.5
+"""Before an instance that somebody is attached to is loaded again after the store did not answer."""
 
-Watcher = Callable[[Change], None]
+Watcher = Callable[[Change | None], None]
+"""Takes a change; None says that no more will come, because the runtime is closed. Must not raise."""
 
 
 class Entry(Place):
@@ -77,8 +81,12 @@ class Entry(Place):
     def attach(self, session: Session) -> None:
         old, self.session = self.session, session
         if old is not None:
-            old.sink(SupersededPush(epoch=session.epoch))
+            old.sink.push(SupersededPush(epoch=session.epoch))
         self.directory.touch(self)
+        if session.sink.abandoned:
+            self.mailbox.put_back([Letter(SessionLost(epoch=session.epoch), 0)])
+            if self.scope is None:
+                self.directory.activate(self)
 
     def deliver(self, push: Push) -> None:
         session = self.session
@@ -86,7 +94,7 @@ class Entry(Place):
             return
         if isinstance(push, ClosedPush):
             self.detach(session.epoch)
-        session.sink(push)
+        session.sink.push(push)
 
     def watched(self) -> bool:
         return bool(self.watchers)
@@ -97,8 +105,8 @@ class Entry(Place):
 
     def note_deadline(self, record: InstanceRecord) -> None:
         self.directory.wake.note(self.key, record.epoch, record.due_us)
-        if record.status.is_terminal and self.session is not None:
-            self.detach(record.epoch)
+        if record.status.is_terminal:
+            self.deliver(ClosedPush(status=record.status, reason=record.reason))
 
     # ------------------------------------------------------------ sessions and rest
 
@@ -108,6 +116,14 @@ class Entry(Place):
             self.session = None
             self.directory.touch(self)
             self.directory.session_gone.set()
+
+    @property
+    def needs_actor(self) -> bool:
+        """Whether letters wait, or somebody attached may have missed what a failed life did not say."""
+        if self.mailbox.statistics().items:
+            return True
+        failed = self.activation is not None and self.activation.failed
+        return failed and (self.session is not None or self.watched())
 
     @property
     def resting(self) -> bool:
@@ -185,7 +201,13 @@ class Directory:
         return found
 
     def watch(self, key: Key, watcher: Watcher) -> None:
-        """Call ``watcher`` with every change of the instance that is committed from now on."""
+        """Call ``watcher`` with every change of the instance that is committed from now on.
+
+        Raises:
+            RuntimeClosed: The runtime is closed.
+        """
+        if self.closed:
+            raise RuntimeClosed("the runtime is closed")
         entry = self.entry(key)
         entry.watchers = [*(entry.watchers or ()), watcher]
 
@@ -204,7 +226,7 @@ class Directory:
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
             for entry in list(self.entries.values()):
-                if entry.mailbox.statistics().items:
+                if entry.needs_actor:
                     self.activate(entry)
             task_status.started()
             try:
@@ -225,7 +247,7 @@ class Directory:
             while again:
                 with scope:
                     await self.live_once(entry)
-                again = bool(entry.mailbox.statistics().items) and not self.closed
+                again = entry.needs_actor and not self.closed
                 entry.scope = scope = trio.CancelScope()
         finally:
             entry.scope = None
@@ -243,6 +265,9 @@ class Directory:
             await actor.run()
         except StoreError as error:
             self.answer_all(entry, error)
+            activation.failed = True
+            if entry.needs_actor:
+                await trio.sleep(RELOAD_SECONDS)
         except ActivationFailed:
             logger.info("instance %s: reloaded after a change that was not written", actor.name)
         except Exception as error:
@@ -304,46 +329,54 @@ class Directory:
         """Drop an entry that nothing needs any more."""
         empty = not entry.mailbox.statistics().items
         quarantined = entry.quarantined_until > trio.current_time()
-        if empty and entry.session is None and not entry.watchers and not quarantined:
+        written = entry.activation is None or not entry.activation.outstanding  # rule 1
+        if empty and written and entry.session is None and not entry.watchers and not quarantined:
             self.entries.pop(entry.key, None)
             self.idle.pop(entry, None)
 
     async def passivate_idle(self) -> None:
         """Let entries rest that were idle for long enough."""
         while True:
-            if not self.idle:
+            while not self.idle:  # an entry may come and go before this task runs
                 self.idle_changed = trio.Event()
                 await self.idle_changed.wait()
             oldest = next(iter(self.idle.values()))
             await trio.sleep_until(oldest + self.settings.idle_seconds)
-            self.passivate_older_than(trio.current_time() - self.settings.idle_seconds)
+            self.passivate_due(trio.current_time())
 
-    def passivate_older_than(self, instant: float) -> None:
-        while self.idle:
-            entry, last = next(iter(self.idle.items()))
-            if last > instant:
-                return
-            del self.idle[entry]
+    def passivate_due(self, now: float) -> None:
+        due = takewhile(lambda item: item[1] + self.settings.idle_seconds <= now, self.idle.items())
+        for entry, _ in list(due):
             if entry.scope is None:
                 self.forget(entry)
             elif entry.resting:
                 entry.scope.cancel()
-            elif entry.session is None:
-                self.idle[entry] = trio.current_time()
+            self.touch(entry)
 
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Refuse letters from now on, and answer those that wait."""
+        """Refuse letters from now on, answer those that wait, and let sessions and watchers go."""
         self.closed = True
+        error = RuntimeClosed("the runtime is closed")
         for entry in list(self.entries.values()):
-            self.answer_all(entry, RuntimeClosed("the runtime is closed"))
+            self.answer_all(entry, error)
+            if entry.session is not None:
+                entry.session.sink.end(error)
+            for watcher in entry.watchers or ():
+                watcher(None)
 
     def detach(self, key: Key, epoch: int) -> None:
         """The session of ``epoch`` is over, if there still is one."""
         entry = self.entries.get(key)
         if entry is not None:
             entry.detach(epoch)
+
+    def close_session(self, key: Key, epoch: int, push: ClosedPush) -> None:
+        """Tell a session that it is over, if it still is the live one."""
+        entry = self.entries.get(key)
+        if entry is not None and entry.session is not None and entry.session.epoch == epoch:
+            entry.deliver(push)
 
     def sessions(self) -> list[tuple[Key, int]]:
         """Key and epoch of every live session."""

@@ -28,7 +28,7 @@ from runtara.clock import Clock
 from runtara.errors import ActorFailed, Overloaded, RuntaraError
 from runtara.limits import Limits
 from runtara.machine import Decision, Facts, InstanceState, decide, needs
-from runtara.messages import Change, Push, Reply
+from runtara.messages import Change, ClosedPush, Push, Reply, SignalPush
 from runtara.persistence.store import Loaded, Store, Unit
 from runtara.records import (
     AcknowledgeSignal,
@@ -130,6 +130,18 @@ class InstanceActor(Actor[Letter]):
         self.facts = FactFinder(around.store, around.numbers, self.activation, base, loaded, around.known_ids)
         if loaded is not None:
             self.state = state_of(loaded, self.place.session)
+            self.catch_up(self.state)
+
+    def catch_up(self, state: InstanceState) -> None:
+        """Say again what an earlier life may have failed to say after its commit; repeats do no harm."""
+        self.place.note_deadline(state.row)
+        if state.connected:
+            for signal in state.signals:
+                self.place.deliver(SignalPush(signal=signal))
+            if state.row.status.is_terminal:
+                self.place.deliver(ClosedPush(status=state.row.status, reason=state.row.reason))
+        if self.place.watched():
+            self.place.announce(change_of(state, ("snapshot",)))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Handle letters until cancelled; an instance that does not exist needs no actor any longer."""
@@ -179,8 +191,6 @@ class InstanceActor(Actor[Letter]):
             work = self.work_for(before, decision.state, decision.ops, letter)
             self.facts.learn(decision.ops)
             self.facts.row = decision.state.row.row
-        else:
-            self.around.release(letter.size)
         if decision.supersedes or decision.pushes:
             assert work is not None
             assert decision.state is not None
@@ -192,7 +202,9 @@ class InstanceActor(Actor[Letter]):
                 self.answer(work, future, release.reply)
         if decision.reply is not None:
             self.answer(work, letter.reply, decision.reply)
-        if work is not None:
+        if work is None:
+            self.around.release(letter.size)
+        else:
             self.last = work
             self.around.writer.submit(work)
 
@@ -219,14 +231,7 @@ class InstanceActor(Actor[Letter]):
         work.after(lambda: self.place.note_deadline(record))
 
     def announce(self, work: Work, state: InstanceState, ops: tuple[Op, ...]) -> None:
-        change = Change(
-            instance_id=state.row.instance_id,
-            revision=state.revision,
-            status=state.row.status,
-            reason=state.row.reason,
-            checkpoint_id=state.checkpoint_id,
-            kinds=tuple(sorted({KINDS[type(op)] for op in ops})),
-        )
+        change = change_of(state, tuple(sorted({KINDS[type(op)] for op in ops})))
         work.after(lambda: self.place.announce(change))
 
     def push(self, work: Work, letter: Letter, decision: Decision, epoch: int) -> None:
@@ -276,6 +281,17 @@ class InstanceActor(Actor[Letter]):
             for future in futures:
                 future.fail(ActorFailed("the actor was lost while the request waited"))
         self.parked = None
+
+
+def change_of(state: InstanceState, kinds: tuple[str, ...]) -> Change:
+    return Change(
+        instance_id=state.row.instance_id,
+        revision=state.revision,
+        status=state.row.status,
+        reason=state.row.reason,
+        checkpoint_id=state.checkpoint_id,
+        kinds=kinds,
+    )
 
 
 def state_of(loaded: Loaded, session: Session | None) -> InstanceState:

@@ -1,17 +1,32 @@
 """What travels to an instance's actor, and the session that its pushes travel back to."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 import attrs
 
 from runtara.actors.mailbox import Future
+from runtara.errors import RuntaraError
 from runtara.messages import Push, Reply, Request
 
 Key = tuple[str, str]
 """(tenant id, instance id)."""
 
-Sink = Callable[[Push], None]
-"""Takes a push. Must not block, must not raise, and must keep within a bound of its own."""
+
+class Sink(Protocol):
+    """Where the pushes of a session go."""
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether whoever asked for the session went away before it began."""
+        ...
+
+    def push(self, push: Push) -> None:
+        """Take a push. Must not block, must not raise, and must keep within a bound of its own."""
+        ...
+
+    def end(self, error: RuntaraError) -> None:
+        """Nothing more will be pushed, because of ``error``. Must not raise."""
+        ...
 
 
 class Letter:

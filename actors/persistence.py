@@ -7,7 +7,7 @@ Rules:
 2. A unit belongs to an *activation*: one life of an instance's actor. When one unit fails, every later unit
    of that activation fails too, for it was decided on a state that does not exist.
 3. Nothing was written and the store may come back: the units stay, and the store is asked again with growing
-   delays until ``store_seconds`` are over.
+   delays, until the oldest of them has waited for ``store_seconds``.
 4. The store refused a value: the batch is halved and written again, so one bad unit fails alone.
 5. The commit itself failed: the store is asked what became of it before anything else.
 6. The store is damaged: nothing is acknowledged any more, and the runtime stops (`StoreFailed`).
@@ -83,7 +83,7 @@ class Activation:
 class Work:
     """A unit, and what leaves when it is on disk."""
 
-    __slots__ = ("activation", "effects", "release", "replies", "settled", "unit")
+    __slots__ = ("activation", "effects", "release", "replies", "settled", "unit", "waits_since")
 
     def __init__(self, unit: Unit, activation: Activation, release: Callable[[int], None]) -> None:
         self.unit = unit
@@ -92,6 +92,8 @@ class Work:
         self.effects: list[Callable[[], None]] | None = None
         self.replies: list[tuple[ReplyTo, Reply | RuntaraError]] = []
         self.settled = False
+        self.waits_since: float | None = None
+        """When it was submitted, if the store was away then."""
 
     def after(self, effect: Callable[[], None]) -> None:
         """Do ``effect`` once the unit is on disk; it must not raise."""
@@ -162,6 +164,8 @@ class PersistenceActor:
         if self.damage is not None:
             work.fail(self.damage)
             return
+        if self.degraded_since is not None:
+            work.waits_since = trio.current_time()
         try:
             self.queue.put_nowait(work)
         except trio.WouldBlock:
@@ -225,15 +229,15 @@ class PersistenceActor:
     async def insist(self, works: list[Work]) -> frozenset[int]:
         """Apply, again and again while the store is away (rule 3)."""
         units = [work.unit for work in works]
-        give_up = trio.current_time() + self.settings.store_seconds
         delay = FIRST_DELAY
         while True:
             try:
                 with trio.CancelScope(shield=True):
                     left_out = await self.store.apply(units)
             except StoreUnavailable as error:
-                self.note_trouble(error)
-                if trio.current_time() + delay > give_up:
+                away_since = self.note_trouble(error)
+                oldest = min(away_since if work.waits_since is None else work.waits_since for work in works)
+                if trio.current_time() + delay > oldest + self.settings.store_seconds:
                     raise
                 await trio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
@@ -241,10 +245,12 @@ class PersistenceActor:
                 self.note_health()
                 return left_out
 
-    def note_trouble(self, error: StoreError) -> None:
+    def note_trouble(self, error: StoreError) -> float:
+        """Since when the store is away."""
         if self.degraded_since is None:
             self.degraded_since = trio.current_time()
             logger.warning("the store does not answer, writes wait: %s", error)
+        return self.degraded_since
 
     def note_health(self) -> None:
         if self.degraded_since is not None:
@@ -272,11 +278,8 @@ class PersistenceActor:
             self.fail(works, error)
             return
         middle = len(works) // 2
+        self.batch = [*works[middle:], *self.batch]  # so that nothing is lost if the first half is torn
         await self.write(works[:middle])
-        later = works[middle:]
-        dropped = [work for work in later if work.activation.failed]
-        self.fail(dropped, ActorFailed("an earlier change of the instance failed"))
-        await self.write([work for work in later if not work.activation.failed])
 
     async def settle(self, works: list[Work], error: OutcomeUnknown) -> None:
         """The commit failed; the store knows whether it happened all the same."""

@@ -49,8 +49,9 @@ from runtara.errors import (
     StoreFailed,
     TooManyInstances,
 )
-from runtara.messages import AskShutdown, ForceSuspend, Reply, Request, SessionLost
+from runtara.messages import AskShutdown, ChangeReply, ClosedPush, ForceSuspend, Reply, Request, SessionLost
 from runtara.persistence.store import Due, Store, StoreStatistics
+from runtara.records import Status
 from runtara.validation import check, size_of
 
 logger = logging.getLogger("runtara.actors")
@@ -87,6 +88,7 @@ class Budget:
             finally:
                 if not future.done:
                     self.queue.remove(place)
+                    self.admit()  # it may have stood before smaller ones
         if not future.done:
             raise Overloaded(
                 f"the runtime holds {self.used} bytes of requests, the limit is {self.limit}",
@@ -95,6 +97,10 @@ class Budget:
 
     def release(self, size: int) -> None:
         self.used -= size
+        self.admit()
+
+    def admit(self) -> None:
+        """Let those in for whom there is room, in order."""
         while self.queue and (self.used + self.queue[0][0] <= self.limit or self.used == 0):
             waiting, future = self.queue.popleft()
             self.used += waiting
@@ -128,6 +134,7 @@ class System:
         self.draining = False
         self.fatal: RuntaraError | None = None
         self.scope = trio.CancelScope()
+        self.ready = trio.Event()
         self.stopped = trio.Event()
         around = Surroundings(
             store=store,
@@ -193,12 +200,14 @@ class System:
 
     # ------------------------------------------------------------ life
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the tree until `stop`, or until it cannot go on; then `fatal` says why."""
-        self.numbers.first = await self.numbers.take()
+    async def run(self) -> None:
+        """Run the tree until `stop`, or until it cannot go on; then `fatal` says why. Once only."""
         try:
             with self.scope:
-                await self.supervisor.run(task_status=task_status)
+                await self.numbers.take()
+                await self.supervisor.run(task_status=self)
+        except StoreError as error:
+            self.fatal = error
         except RestartIntensityExceeded as error:
             logger.critical("the runtime stops: %s", error, exc_info=error)
             self.fatal = RuntimeFault(f"the runtime stopped: {error}")
@@ -208,13 +217,18 @@ class System:
             self.writer.close()
             self.stopped.set()
 
+    def started(self, value: None = None) -> None:
+        """The tree is up: for it, the system is the task status."""
+        self.ready.set()
+
     def damaged(self, error: StoreFailed) -> None:
         """The store failed for good: stop everything."""
         self.fatal = error
         self.scope.cancel()
 
     def stop(self) -> None:
-        self.supervisor.stop()
+        """Stop the tree, in order; also while it is starting."""
+        self.scope.cancel()
 
     async def drain(self) -> None:
         """Ask all sessions to suspend, wait for them, and suspend the rest, due at once."""
@@ -228,14 +242,17 @@ class System:
     async def tell_sessions(self, message: Callable[[int], Request]) -> None:
         async with trio.open_nursery() as nursery:
             for key, epoch in self.directory.sessions():
-                nursery.start_soon(self.tell, key, message(epoch))
+                nursery.start_soon(self.tell, key, epoch, message(epoch))
 
-    async def tell(self, key: Key, message: Request) -> None:
-        """Send a request whose refusal is only worth a line in the log."""
+    async def tell(self, key: Key, epoch: int, message: Request) -> None:
+        """Tell one session. One whose instance does not run (any more) is closed."""
         try:
-            await self.request(key, message)
+            reply = await self.request(key, message)
         except RuntaraError as error:
             logger.info("instance %s/%s: %s", *key, error)
+            return
+        if isinstance(reply, ChangeReply) and reply.status is not Status.RUNNING:
+            self.directory.close_session(key, epoch, ClosedPush(status=reply.status, reason=reply.reason))
 
     # ------------------------------------------------------------ recovery
 

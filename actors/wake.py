@@ -104,7 +104,7 @@ class WakeScheduler:
         return round(self.settings.horizon_seconds * SECOND_US / 10)
 
     async def sweep(self) -> None:
-        """Read the deadlines of the next horizon."""
+        """Read the deadlines of the next horizon. What was noted meanwhile is newer than what is read."""
         until = min(self.clock.now_us() + round(self.settings.horizon_seconds * SECOND_US), MAX_INSTANT_US)
         self.horizon_us = max(self.horizon_us, until)
         after: tuple[int, int] | None = None
@@ -112,7 +112,7 @@ class WakeScheduler:
             page = await self.insist(until, after)
             for due in page:
                 if due.deadline_us <= self.horizon_us:
-                    self.note((due.tenant_id, due.instance_id), due.epoch, due.deadline_us)
+                    self.note_if_new((due.tenant_id, due.instance_id), due.epoch, due.deadline_us)
             if len(page) < MAX_PAGE or page[-1].deadline_us > self.horizon_us:
                 return
             after = (page[-1].deadline_us, page[-1].row)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import attrs
 
 from runtara.errors import ValidationError
-from runtara.limits import MEBIBYTE, Limits
+from runtara.limits import MAX_INT, MEBIBYTE, Limits
 
 PREFIX: Final = "RUNTARA_"
 SYNCHRONOUS: Final = ("FULL", "NORMAL", "OFF", "EXTRA")
@@ -57,7 +57,7 @@ class Settings:
     an instance that has more costs a read."""
     live_instances: int = count(250_000)
     """Instances in memory; over it, new ids get `TooManyInstances`."""
-    idle_seconds: float = seconds(30.0)
+    idle_seconds: float = seconds(30.0, least=0.001)
     """How long an instance without a session stays in memory after its last message."""
     grace_seconds: float = seconds(30.0)
     """How long the session of a runtime that died may come back before its instance is suspended."""
@@ -90,6 +90,8 @@ class Settings:
 def check_number(name: str, value: object, kind: object, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
         raise ValidationError(name, f"must be a {'whole number' if kind is int else 'number'}")
+    if value > MAX_INT:
+        raise ValidationError(name, f"must be at most {MAX_INT}")
     if not math.isfinite(value) or value < least:
         raise ValidationError(name, f"must be at least {least}")
 

@@ -107,7 +107,7 @@ class ThreadExecutor:
 
     def end(self, count: int) -> None:
         self.pending -= count
-        if self.pending == 0 and self.donation is not None:
+        if count and self.pending == 0 and self.donation is not None:
             trio.lowlevel.remove_instrument(self.donation)
 
     def work(self) -> None:
@@ -121,7 +121,10 @@ class ThreadExecutor:
                 return
 
     def deliver(self) -> None:
-        """On the loop: hand all finished jobs their outcomes."""
+        """On the loop: hand all finished jobs their outcomes.
+
+        There may be none: an earlier call may have taken the job for which the thread rings only now.
+        """
         count = 0
         while self.done:
             job = self.done.popleft()

@@ -13,7 +13,7 @@ Rules:
    once per iterator. They are copies: losing one loses nothing.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final, Protocol, TypeVar
 
 import trio
@@ -88,12 +88,15 @@ class Port(Protocol):
     async def compensation_data(self, checkpoint_id: str) -> bytes: ...
 
 
-async def heal(port: Port, message: Request, kind: type[T]) -> T:
+Send = Callable[[Request], Awaitable[Reply]]
+
+
+async def heal(send: Send, message: Request, kind: type[T]) -> T:
     """Send a request that is safe to send again, until it is answered (rule 2)."""
     delay = FIRST_DELAY
     for left in reversed(range(HEALING_ATTEMPTS)):
         try:
-            reply = await port.request(message)
+            reply = await send(message)
         except (ActorFailed, OutcomeUnknown, GuardFailed):
             if not left:
                 raise
@@ -111,11 +114,13 @@ class Inbox:
     Bounded by the instance's own bound on unconsumed signals.
     """
 
-    __slots__ = ("changed", "ended", "signals")
+    __slots__ = ("abandoned", "changed", "ended", "signals")
 
     def __init__(self) -> None:
+        self.abandoned = False
+        """Set when the registration was given up: should it succeed all the same, it ends at once."""
         self.signals: dict[int, SignalRecord] = {}
-        self.ended: RuntaraError | ClosedPush | None = None
+        self.ended: RuntaraError | SupersededPush | ClosedPush | None = None
         self.changed: trio.Event | None = None
 
     def push(self, push: Push) -> None:
@@ -123,11 +128,15 @@ class Inbox:
         match push:
             case SignalPush(signal=signal):
                 self.signals[signal.signal_id] = signal
-            case SupersededPush(epoch=epoch):
-                self.ended = StaleEpoch(0, epoch)
-            case ClosedPush():
+            case SupersededPush() | ClosedPush():
                 self.ended = push
         self.ring()
+
+    def end(self, error: RuntaraError) -> None:
+        """Nothing more will come, because of ``error``."""
+        if self.ended is None:
+            self.ended = error
+            self.ring()
 
     def drop(self, signal_id: int | None) -> None:
         """Forget a signal that was consumed."""
@@ -143,6 +152,37 @@ class Inbox:
         if self.changed is None:
             self.changed = trio.Event()
         await self.changed.wait()
+
+
+class SignalStream:
+    """One walk over the signals of an inbox. Not a generator: it may be left at any point."""
+
+    __slots__ = ("epoch", "inbox", "last")
+
+    def __init__(self, epoch: int, inbox: Inbox) -> None:
+        self.epoch = epoch
+        self.inbox = inbox
+        self.last = 0
+
+    def __aiter__(self) -> "SignalStream":
+        return self
+
+    async def __anext__(self) -> SignalRecord:
+        await trio.lowlevel.checkpoint()
+        while True:
+            ids = [signal_id for signal_id in self.inbox.signals if signal_id > self.last]
+            if ids:
+                self.last = min(ids)
+                return self.inbox.signals[self.last]
+            match self.inbox.ended:
+                case None:
+                    await self.inbox.wait()
+                case SupersededPush(epoch=current):
+                    raise StaleEpoch(self.epoch, current)
+                case ClosedPush():
+                    raise StopAsyncIteration
+                case error:
+                    raise error
 
 
 class Instance:
@@ -200,11 +240,11 @@ class Instance:
         message = SaveCheckpoint(
             epoch=self.epoch, checkpoint_id=checkpoint_id, state=state, compensation=compensation
         )
-        return await heal(self.port, message, CheckpointReply)
+        return await heal(self.port.request, message, CheckpointReply)
 
     async def get_checkpoint(self, checkpoint_id: str) -> FoundCheckpoint:
         """Read a checkpoint; ``found`` is False if there is none. Never writes."""
-        return await heal(self.port, GetCheckpoint(checkpoint_id=checkpoint_id), FoundCheckpoint)
+        return await heal(self.port.request, GetCheckpoint(checkpoint_id=checkpoint_id), FoundCheckpoint)
 
     # ------------------------------------------------------------ waiting
 
@@ -234,7 +274,7 @@ class Instance:
             state=state,
             request_id=None if checkpoint_id is not None else self.request_id(),
         )
-        return await heal(self.port, message, WaitReply)
+        return await heal(self.port.request, message, WaitReply)
 
     async def wait_signal(self, key: str, *, checkpoint_id: str, timeout: float | None = None) -> WaitReply:
         """Consume the oldest custom signal for ``key``; wait for one if there is none.
@@ -261,7 +301,7 @@ class Instance:
             checkpoint_id=checkpoint_id,
             timeout_us=None if timeout is None else duration_us(timeout, "timeout"),
         )
-        reply = await heal(self.port, message, WaitReply)
+        reply = await heal(self.port.request, message, WaitReply)
         self.inbox.drop(reply.signal_id)
         return reply
 
@@ -284,7 +324,7 @@ class Instance:
             checkpoint_id=checkpoint_id,
             request_id=request_id,
         )
-        return await heal(self.port, message, EventReply)
+        return await heal(self.port.request, message, EventReply)
 
     async def heartbeat(self) -> EventReply:
         """Report progress. Of a stream of heartbeats only some are stored (``heartbeat_seconds``)."""
@@ -342,11 +382,11 @@ class Instance:
             wake_after_us=duration_us(seconds, "seconds"),
             state=state,
         )
-        return await heal(self.port, message, EventReply)
+        return await heal(self.port.request, message, EventReply)
 
     # ------------------------------------------------------------ signals
 
-    async def signals(self) -> AsyncIterator[SignalRecord]:
+    def signals(self) -> AsyncIterator[SignalRecord]:
         """Iterate over the pending signals, and then over those that arrive, each once.
 
         Ends when the instance has ended or was suspended by the runtime. A signal that is not acknowledged
@@ -354,24 +394,14 @@ class Instance:
 
         Raises:
             StaleEpoch: A newer session owns the instance.
+            RuntimeClosed: The runtime ended before the instance.
         """
-        last = 0
-        while True:
-            for signal in sorted(self.inbox.signals.values(), key=lambda s: s.signal_id):
-                if signal.signal_id > last:
-                    last = signal.signal_id
-                    yield signal
-            if isinstance(self.inbox.ended, RuntaraError):
-                raise self.inbox.ended
-            if self.inbox.ended is not None:
-                return
-            if all(signal_id <= last for signal_id in self.inbox.signals):
-                await self.inbox.wait()
+        return SignalStream(self.epoch, self.inbox)
 
     async def poll_signals(self, checkpoint_id: str | None = None) -> SignalsReply:
         """What the next checkpoint reply would carry. Consumes nothing."""
         message = PollSignals(epoch=self.epoch, checkpoint_id=checkpoint_id)
-        return await heal(self.port, message, SignalsReply)
+        return await heal(self.port.request, message, SignalsReply)
 
     async def ack(
         self, signal: SignalRecord | int | SignalType | str, *, acknowledged: bool = True
@@ -397,7 +427,7 @@ class Instance:
             signal_type=member(SignalType, named, "signal") if by_type else None,
             acknowledged=acknowledged,
         )
-        reply = await heal(self.port, message, AckReply)
+        reply = await heal(self.port.request, message, AckReply)
         if acknowledged:
             self.inbox.drop(reply.signal_id)
         return reply
@@ -428,7 +458,7 @@ class Instance:
             retry_after_us=None if retry_after is None else duration_us(retry_after, "retry_after"),
             error_code=error_code,
         )
-        return await heal(self.port, message, RetryReply)
+        return await heal(self.port.request, message, RetryReply)
 
     async def record_error(
         self,
@@ -463,7 +493,7 @@ class Instance:
             cause_id=cause_id,
             request_id=self.request_id(),
         )
-        return (await heal(self.port, request, ErrorReply)).error_id
+        return (await heal(self.port.request, request, ErrorReply)).error_id
 
     @property
     def compensation(self) -> "Compensation":
@@ -472,7 +502,7 @@ class Instance:
 
     async def status(self) -> InstanceView:
         """How the instance is now."""
-        return await heal(self.port, GetStatus(), InstanceView)
+        return await heal(self.port.request, GetStatus(), InstanceView)
 
 
 class Compensation:
@@ -501,7 +531,7 @@ class Compensation:
         An attempt that a crash left open stays in the log without an end; the next one has a new number.
         """
         message = StartCompensation(epoch=self.instance.epoch, checkpoint_id=checkpoint_id)
-        return (await heal(self.instance.port, message, CompensationReply)).attempt
+        return (await heal(self.instance.port.request, message, CompensationReply)).attempt
 
     async def finish(
         self,
@@ -527,4 +557,4 @@ class Compensation:
             error_message=error,
             error_id=error_id,
         )
-        return await heal(self.instance.port, message, CompensationReply)
+        return await heal(self.instance.port.request, message, CompensationReply)

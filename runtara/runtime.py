@@ -89,28 +89,32 @@ async def run_runtime(
 ) -> AsyncGenerator[Runtime, None]:
     """Run a runtime on a store that is open already; the store stays open. See `open_runtime`."""
     system = System(store, clock, settings)
-    failure: Exception | None = None
+    runtime = Runtime(system, randomness or SystemRandomness(), tenant)
+    failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
-        await nursery.start(run_system, system, nursery.cancel_scope)
+        nursery.start_soon(run_system, system, nursery.cancel_scope)
         try:
-            yield Runtime(system, randomness or SystemRandomness(), tenant)
-        except Exception as error:
+            await system.ready.wait()
+            yield runtime
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # the nursery would wrap it in a group
             failure = error
         finally:
             await close_system(system)
             nursery.cancel_scope.cancel()
     if system.fatal is not None:
-        raise system.fatal from failure
+        raise system.fatal from failure or system.fatal.__cause__
     if failure is not None:
         raise failure
 
 
-async def run_system(
-    system: System, body: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Run the tree, shielded from the cancellation of the body: it must outlive the drain."""
+async def run_system(system: System, body: trio.CancelScope) -> None:
+    """Run the tree, shielded from the cancellation of the body: it must outlive the drain.
+
+    Not begun with `nursery.start`: a task whose start is cancelled stays where the cancellation is, and the
+    shield would keep it there for ever.
+    """
     with trio.CancelScope(shield=True):
-        await system.run(task_status=task_status)
+        await system.run()
     if system.fatal is not None:
         body.cancel()
 
@@ -119,7 +123,7 @@ async def close_system(system: System) -> None:
     """Drain and stop. Shielded; bounded by ``drain_seconds`` and the store's patience."""
     settings = system.settings
     with trio.CancelScope(shield=True):
-        if system.fatal is None:
+        if system.fatal is None and system.ready.is_set():
             with trio.move_on_after(settings.drain_seconds + settings.store_seconds):
                 await system.drain()
         system.stop()

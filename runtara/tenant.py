@@ -1,7 +1,8 @@
 """`Runtime`: everything a program can do with a runtime, for one tenant."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import trio
@@ -13,6 +14,7 @@ from runtara.errors import (
     InstanceFailed,
     InstanceNotFound,
     RuntaraError,
+    RuntimeClosed,
     ValidationError,
     WatchLagged,
 )
@@ -155,8 +157,12 @@ class Runtime:
             checkpoint_id=checkpoint_id, workflow=workflow, definition_version=definition_version
         )
         port = LocalPort(self.system, key)
-        registered = await self.system.request(key, message, inbox.push)
-        assert isinstance(registered, Registered)
+        send = partial(self.system.request, key, sink=inbox)
+        try:
+            registered = await heal(send, message, Registered)
+        except BaseException:
+            inbox.abandoned = True
+            raise
         try:
             yield Instance(instance_id, port, registered, inbox)
         finally:
@@ -168,7 +174,7 @@ class Runtime:
         with trio.move_on_after(LEAVE_SECONDS) as scope:
             scope.shield = True
             with suppress(RuntaraError):
-                await heal(port, SessionLost(epoch=epoch), ChangeReply)
+                await heal(port.request, SessionLost(epoch=epoch), ChangeReply)
             self.system.directory.detach(port.key, epoch)
 
     # ------------------------------------------------------------ signals
@@ -236,7 +242,7 @@ class Runtime:
             request_id=self.randomness.identifier() if idempotency_key is None else idempotency_key,
             store_if_unknown=store_if_unknown,
         )
-        return await heal(self.port(instance_id), message, SignalReply)
+        return await heal(self.port(instance_id).request, message, SignalReply)
 
     async def terminate(self, instance_id: str, error: str | None = None) -> ChangeReply:
         """End an instance now, whatever it does; it becomes cancelled, without compensations.
@@ -244,13 +250,13 @@ class Runtime:
         Raises:
             InstanceNotFound, AlreadyFinished.
         """
-        return await heal(self.port(instance_id), ForceTerminate(error=error), ChangeReply)
+        return await heal(self.port(instance_id).request, ForceTerminate(error=error), ChangeReply)
 
     # ------------------------------------------------------------ seeing
 
     async def status(self, instance_id: str) -> InstanceView:
         """How an instance is now. An unknown one has status ``UNKNOWN`` and an error that says so."""
-        return await heal(self.port(instance_id), GetStatus(), InstanceView)
+        return await heal(self.port(instance_id).request, GetStatus(), InstanceView)
 
     async def get(self, instance_id: str) -> InstanceView:
         """As `status`, but raises `InstanceNotFound` for an unknown instance."""
@@ -262,7 +268,7 @@ class Runtime:
     async def get_checkpoint(self, instance_id: str, checkpoint_id: str) -> FoundCheckpoint:
         """Read a checkpoint of any instance of the tenant."""
         message = GetCheckpoint(checkpoint_id=checkpoint_id)
-        return await heal(self.port(instance_id), message, FoundCheckpoint)
+        return await heal(self.port(instance_id).request, message, FoundCheckpoint)
 
     @asynccontextmanager
     async def watch(self, instance_id: str) -> AsyncGenerator[AsyncIterator[Change], None]:
@@ -274,12 +280,16 @@ class Runtime:
         Raises:
             InstanceNotFound: At once.
             WatchLagged: From the iterator, when its reader was `WATCH_BUFFER` changes behind.
+            RuntimeClosed: From the iterator, when the runtime ended before the instance.
         """
         key = (self.tenant, check_instance_id(instance_id))
         send, receive = trio.open_memory_channel[Change](WATCH_BUFFER)
         lagged = trio.Event()
 
-        def watcher(change: Change) -> None:
+        def watcher(change: Change | None) -> None:
+            if change is None:
+                send.close()
+                return
             try:
                 send.send_nowait(change)
             except trio.WouldBlock:
@@ -291,8 +301,8 @@ class Runtime:
         self.system.directory.watch(key, watcher)
         try:
             view = await self.get(instance_id)
-            async with receive:
-                yield follow(snapshot(view), receive, lagged)
+            async with receive, aclosing(follow(snapshot(view), receive, lagged)) as changes:
+                yield changes
         finally:
             self.system.directory.unwatch(key, watcher)
 
@@ -302,6 +312,7 @@ class Runtime:
         Raises:
             InstanceNotFound: At once.
             InstanceFailed: It failed or was cancelled; ``status`` and ``error`` say how.
+            RuntimeClosed: The runtime ended before the instance.
 
         Cancellation: The instance does not notice.
         """
@@ -459,7 +470,7 @@ def snapshot(view: InstanceView) -> Change:
 
 async def follow(
     first: Change, receive: "trio.MemoryReceiveChannel[Change]", lagged: trio.Event
-) -> AsyncIterator[Change]:
+) -> AsyncGenerator[Change, None]:
     """``first``, then what comes after it, until the instance has ended."""
     change = first
     while True:
@@ -471,5 +482,6 @@ async def follow(
             try:
                 change = await receive.receive()
             except trio.EndOfChannel:
-                assert lagged.is_set()
-                raise WatchLagged(f"the watcher is {WATCH_BUFFER} changes behind") from None
+                if lagged.is_set():
+                    raise WatchLagged(f"the watcher is {WATCH_BUFFER} changes behind") from None
+                raise RuntimeClosed("the runtime is closed") from None

@@ -413,11 +413,22 @@ def check(message: R, limits: Limits) -> R:
     return checked
 
 
+PAYLOADS: Final = frozenset(
+    {"state", "payload", "input", "output", "stderr", "message", "error", "attributes"}
+)
+
+
+PAYLOAD_FIELDS: Final[dict[type[Any], tuple[str, ...]]] = {
+    kind: tuple(field.name for field in attrs.fields(kind) if field.name in PAYLOADS) for kind in CHECKS
+}
+"""The fields of a request that may be large; the runtime's own requests have none."""
+
+
 def size_of(message: Request) -> int:
     """Bytes that a message holds in memory, roughly: its payloads and a constant."""
     total = 512
-    for name in ("state", "payload", "input", "output", "stderr", "message", "error", "attributes"):
-        value = getattr(message, name, None)
+    for name in PAYLOAD_FIELDS.get(type(message), ()):
+        value = getattr(message, name)
         if value is not None:
             total += len(value)
     return total

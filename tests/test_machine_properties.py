@@ -415,6 +415,10 @@ def test_every_run_that_time_can_move_comes_to_rest(actions: list[Action]) -> No
     pytest.fail(f"still due: {world.row}")
 
 
+ONLY_REPORTED = (Reason.CRASHED, Reason.ATTEMPTS_EXHAUSTED)
+"""Reasons that nothing but one exit report in thirteen brings."""
+
+
 def test_random_runs_reach_what_they_are_about() -> None:
     """A guard for the tests above: the actions must not lose their teeth."""
     seen: set[object] = set()
@@ -436,9 +440,18 @@ def test_random_runs_reach_what_they_are_about() -> None:
     assert seen >= {(WaitOutcome, outcome) for outcome in (*WaitOutcome, None)}
     assert seen >= {(Status, status) for status in Status if status is not Status.UNKNOWN}
     assert seen >= set(Mover)
-    assert seen >= {(Reason, reason) for reason in Reason if reason is not Reason.CRASHED}
+    assert seen >= {(Reason, reason) for reason in Reason if reason not in ONLY_REPORTED}
     assert seen >= {(True, status) for status in (Status.PENDING, Status.RUNNING, Status.SUSPENDED)}
 
 
 def waits_of(step: Step) -> list[Any]:
     return [r for r in step.decision.releases if isinstance(r.reply, WaitReply)]
+
+
+def test_an_instance_that_nothing_moves_is_found() -> None:
+    """The guard itself: take away whatever moves an instance, and it is a violation."""
+    world = run([begins(Register())])
+    world.say(ReportEvent(epoch=world.epoch, type=EventType.SUSPENDED))
+    state = world.known
+    assert reason_to_move(state) is Mover.CLIENT
+    assert reason_to_move(attrs.evolve(state, row=attrs.evolve(state.row, awaits_client_us=None))) is None

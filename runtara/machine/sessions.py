@@ -181,7 +181,7 @@ def save_checkpoint(
     """The hot path: a new checkpoint is one record and one small change of the state."""
     found = facts.checkpoint
     if found is None and message.state:
-        if any(wait.wait_id == message.checkpoint_id for wait in state.waits):
+        if state.waits and any(wait.wait_id == message.checkpoint_id for wait in state.waits):
             raise Conflict("checkpoint_id", f"{message.checkpoint_id!r} is the name of an open wait")
         if message.compensation is not None:
             return save_compensatable(state, message, facts, now_us, limits)
@@ -191,12 +191,7 @@ def save_checkpoint(
             state=message.state,
             created_us=now_us,
         )
-        state = attrs.evolve(
-            state,
-            revision=record.revision,
-            checkpoint_id=record.checkpoint_id,
-            last_activity_us=max(now_us, state.last_activity_us),
-        )
+        state = state.after_checkpoint(record)
         reply = checkpoint_reply(state, message.checkpoint_id, message.state, False, now_us)
         return Decision(state=having_shown(state, reply, now_us), ops=(record,), reply=reply)
     state = attrs.evolve(state, last_activity_us=max(now_us, state.last_activity_us))
@@ -209,6 +204,8 @@ def save_checkpoint(
 
 def having_shown(state: InstanceState, reply: CheckpointReply, now_us: int) -> InstanceState:
     """``state`` with the signals of the reply noted as seen; the same object if they all were."""
+    if reply.signal is None and reply.custom_signal is None:
+        return state
     new = {
         signal.signal_id
         for signal in (reply.signal, reply.custom_signal)

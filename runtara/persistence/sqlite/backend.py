@@ -44,6 +44,7 @@ from runtara.persistence.sqlite.connection import (
 from runtara.persistence.sqlite.faults import store_error
 from runtara.persistence.sqlite.lock import FileLock
 from runtara.persistence.sqlite.transaction import transact
+from runtara.persistence.sqlite.volume import warn_of_unsuitable_volume
 from runtara.persistence.sqlite.wal import LogKeeper
 from runtara.persistence.store import (
     Due,
@@ -153,6 +154,7 @@ class SqliteStore:
             self.lock = FileLock(self.path)
         with self.errors_translated():
             if self.path != MEMORY:
+                warn_of_unsuitable_volume(self.path)
                 schema.prepare_file(self.path, self.busy_timeout_seconds)
                 self.log = LogKeeper(os.path.realpath(self.path))
             self.batch = queries.marker(self.connect_writer())
