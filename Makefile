@@ -3,12 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+KILLS ?= 2000
 
 # What the caller's shell has on its path must not decide what is tested.
 unexport PYTHONPATH
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format coverage bench sim wheel clean
+.PHONY: help demo test lint format coverage bench sim crash wheel clean
 .DEFAULT_GOAL := help
 
 help: ## say what can be made
@@ -47,6 +48,9 @@ bench: $(READY) ## measure speed, beside the raw limit of this machine
 
 sim: $(READY) ## the deterministic simulation, many more seeds than in the tests
 	@$(BIN)/python -m tests.simulation
+
+crash: $(READY) ## kill -9 a writer KILLS times (default 2000), and check every word it said
+	@$(BIN)/python -m tests.crash --kills $(KILLS)
 
 wheel: $(READY) ## build dist/*.whl
 	@rm -rf build

@@ -34,7 +34,7 @@ from runtara.errors import (
     RuntimeClosed,
     StoreError,
 )
-from runtara.messages import Change, ClosedPush, Push, SessionLost, SupersededPush
+from runtara.messages import Change, ClosedPush, Push, SupersededPush
 from runtara.records import InstanceRecord
 
 logger = logging.getLogger("runtara.actors")
@@ -84,9 +84,8 @@ class Entry(Place):
             old.sink.push(SupersededPush(epoch=session.epoch))
         self.directory.touch(self)
         if session.sink.abandoned:
-            self.mailbox.put_back([Letter(SessionLost(epoch=session.epoch), 0)])
-            if self.scope is None:
-                self.directory.activate(self)
+            self.detach(session.epoch)
+            self.directory.lose(self.key, session.epoch)
 
     def deliver(self, push: Push) -> None:
         session = self.session
@@ -154,9 +153,17 @@ class DirectoryStatistics:
 class Directory:
     """See the module's docstring."""
 
-    def __init__(self, around: Surroundings, wake: WakeScheduler, settings: Settings) -> None:
+    def __init__(
+        self,
+        around: Surroundings,
+        wake: WakeScheduler,
+        settings: Settings,
+        lose: Callable[[Key, int], None],
+    ) -> None:
         self.around = around
         self.wake = wake
+        self.lose = lose
+        """Called with key and epoch of a session that began when nobody wanted it any more."""
         self.settings = settings
         self.entries: dict[Key, Entry] = {}
         self.idle: dict[Entry, float] = {}
@@ -180,6 +187,10 @@ class Directory:
         if self.closed:
             raise RuntimeClosed("the runtime is closed")
         entry = self.entry(key)
+        if entry.actor is not None and entry.actor.handle_at_once(letter):
+            if entry.session is None:
+                self.touch(entry)
+            return
         left = entry.quarantined_until - trio.current_time()
         if left > 0:
             raise Quarantined(

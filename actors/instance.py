@@ -6,7 +6,8 @@ Rules:
 2. It speculates, then commits: a decision is the state for the next letter at once, while the unit is on its
    way to the disk. What it says waits for the commit, even a refusal or a plain read (promise P1).
 3. It does not wait for commits itself: the writer answers the callers. It waits only where a decision needs
-   a fact of the store.
+   a fact of the store. A letter that needs none and finds the actor idle is handled where it was posted, for
+   nobody could tell the difference but by the time that a switch of tasks takes (`handle_at_once`).
 4. Replies of sleeps and waits are held back, by the id of the wait, until a later decision releases them.
 5. It holds nothing that the store does not have, but for what may be lost: when it fails, it is thrown away,
    and the next one loads the instance again.
@@ -104,7 +105,7 @@ class ActivationFailed(Exception):
 class InstanceActor(Actor[Letter]):
     """See the module's docstring."""
 
-    __slots__ = ("activation", "around", "facts", "handled", "last", "parked", "place", "state")
+    __slots__ = ("activation", "around", "facts", "handled", "parked", "place", "state")
 
     def __init__(
         self, place: Place, mailbox: Mailbox[Letter], around: Surroundings, activation: Activation
@@ -116,7 +117,6 @@ class InstanceActor(Actor[Letter]):
         self.state: InstanceState | None = None
         self.facts: FactFinder | None = None
         self.parked: dict[str, list[Future[Reply]]] | None = None
-        self.last: Work | None = None
         self.handled = 0
 
     # ------------------------------------------------------------ living
@@ -169,6 +169,31 @@ class InstanceActor(Actor[Letter]):
             return
         self.carry_out(message, decision)
 
+    def handle_at_once(self, letter: Letter) -> bool:
+        """Handle a letter without a turn of the actor, if it is idle and knows enough (rule 3).
+
+        Whether it did; if not, the letter goes into the mailbox. So does one that makes `decide` fail: it will
+        fail again, and end the actor as it should.
+        """
+        if not self.mailbox.idle or self.state is None or self.facts is None or self.activation.failed:
+            return False
+        around, certain = self.around, self.facts.certain
+        for need in needs(self.state, letter.message):
+            if not certain(need):
+                return False
+        try:
+            decision = decide(
+                self.state, letter.message, self.facts.base, around.clock.now_us(), around.limits
+            )
+        except RuntaraError as refusal:
+            self.refuse(letter, refusal)
+            around.release(letter.size)
+        except Exception:
+            return False
+        else:
+            self.carry_out(letter, decision)
+        return True
+
     async def find_facts(self, letter: Letter) -> Facts:
         assert self.facts is not None
         finder = self.facts
@@ -205,7 +230,6 @@ class InstanceActor(Actor[Letter]):
         if work is None:
             self.around.release(letter.size)
         else:
-            self.last = work
             self.around.writer.submit(work)
 
     def work_for(
@@ -246,7 +270,7 @@ class InstanceActor(Actor[Letter]):
 
     def answer(self, work: Work | None, future: Future[Reply], reply: Reply | RuntaraError) -> None:
         """Let a reply leave after the last change that it could have seen."""
-        carrier = work if work is not None else self.last
+        carrier = work if work is not None else self.activation.last
         if carrier is not None and not carrier.settled:
             carrier.reply(future, reply)
         elif isinstance(reply, RuntaraError):

@@ -228,6 +228,11 @@ class Mailbox(Generic[M]):
         """Whether `close` was called."""
         return self._closed
 
+    @property
+    def idle(self) -> bool:
+        """Whether the reader is parked and nothing waits for it."""
+        return self._reader is not None and not self._items
+
     def statistics(self) -> MailboxStatistics:
         """The state of the mailbox now."""
         return MailboxStatistics(items=len(self._items), limit=self._limit, waiting=self._reader is not None)

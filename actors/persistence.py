@@ -50,12 +50,14 @@ ReplyTo = Future[Reply]
 class Activation:
     """One life of an instance's actor, as the writer knows it."""
 
-    __slots__ = ("failed", "name", "on_failure", "outstanding", "waiters")
+    __slots__ = ("failed", "last", "name", "on_failure", "outstanding", "waiters")
 
     def __init__(self, name: str, on_failure: Callable[[], None]) -> None:
         self.name = name
         self.on_failure = on_failure
         self.outstanding = 0
+        self.last: Work | None = None
+        """The unit that was submitted last, until nothing is outstanding: an idle instance holds no payload."""
         self.failed = False
         self.waiters: list[Future[None]] | None = None
 
@@ -67,7 +69,10 @@ class Activation:
     def done(self) -> None:
         """One unit is settled, one way or the other."""
         self.outstanding -= 1
-        if self.outstanding == 0 and self.waiters:
+        if self.outstanding:
+            return
+        self.last = None
+        if self.waiters:
             waiters, self.waiters = self.waiters, None
             for waiter in waiters:
                 waiter.set(None)
@@ -161,6 +166,7 @@ class PersistenceActor:
     def submit(self, work: Work) -> None:
         """Queue a unit. The runtime's budget keeps the queue within its bound; over it, the unit fails."""
         work.activation.outstanding += 1
+        work.activation.last = work
         if self.damage is not None:
             work.fail(self.damage)
             return

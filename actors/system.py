@@ -3,7 +3,7 @@
     writer       the persistence actor
     instances    the directory, which hosts one actor per live instance
     wake         the wake scheduler
-    recovery     looks after the sessions of a runtime that died; ends when it has
+    recovery     ends the sessions that nobody has: of a runtime that died, or left while the store was away
 
 Rules:
 
@@ -32,7 +32,6 @@ from runtara.actors.persistence import PersistenceActor, WriterStatistics
 from runtara.actors.supervisor import (
     ChildSpec,
     Intensity,
-    Restart,
     RestartIntensityExceeded,
     Strategy,
     Supervisor,
@@ -47,6 +46,7 @@ from runtara.errors import (
     RuntimeFault,
     StoreError,
     StoreFailed,
+    StoreRefused,
     TooManyInstances,
 )
 from runtara.messages import AskShutdown, ChangeReply, ClosedPush, ForceSuspend, Reply, Request, SessionLost
@@ -133,6 +133,9 @@ class System:
         self.wake = WakeScheduler(store, clock, settings)
         self.draining = False
         self.fatal: RuntaraError | None = None
+        self.left: dict[tuple[Key, int], bool] = {}
+        """Sessions that are over and whose instances do not know it yet: key and epoch; whether they crashed."""
+        self.left_changed = trio.Event()
         self.scope = trio.CancelScope()
         self.ready = trio.Event()
         self.stopped = trio.Event()
@@ -146,13 +149,13 @@ class System:
             refuse_new=self.refuse_new,
             release=self.budget.release,
         )
-        self.directory = Directory(around, self.wake, settings)
+        self.directory = Directory(around, self.wake, settings, self.lose_later)
         self.supervisor = Supervisor(
             [
                 ChildSpec("writer", self.writer.run, shutdown_seconds=settings.store_seconds),
                 ChildSpec("instances", self.directory.run),
                 ChildSpec("wake", partial(self.wake.run, self.wake_instance)),
-                ChildSpec("recovery", self.recover, restart=Restart.TRANSIENT),
+                ChildSpec("recovery", self.recover),
             ],
             name="runtime",
             strategy=Strategy.REST_FOR_ONE,
@@ -257,8 +260,30 @@ class System:
     # ------------------------------------------------------------ recovery
 
     async def recover(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """After the grace period, suspend what a dead runtime left running and nobody took over."""
+        """Tell instances that nobody has them any more. Started again, it begins with all that are left."""
         task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.lose_orphans)
+            begun: set[tuple[Key, int]] = set()
+            while True:
+                for key, epoch in [name for name in self.left if name not in begun]:
+                    begun.add((key, epoch))
+                    nursery.start_soon(self.lose_left, key, epoch, begun)
+                self.left_changed = trio.Event()
+                await self.left_changed.wait()
+
+    def lose_later(self, key: Key, epoch: int, crashed: bool = True) -> None:
+        """A session is over and its instance could not be told: tell it in the background."""
+        self.left[key, epoch] = crashed
+        self.left_changed.set()
+
+    async def lose_left(self, key: Key, epoch: int, begun: set[tuple[Key, int]]) -> None:
+        await self.lose(key, SessionLost(epoch=epoch, crashed=self.left[key, epoch]))
+        begun.discard((key, epoch))
+        self.left.pop((key, epoch), None)
+
+    async def lose_orphans(self) -> None:
+        """After the grace period, suspend what a dead runtime left running and nobody took over."""
         await trio.sleep(self.settings.grace_seconds)
         assert self.numbers.first is not None
         after, found = 0, await self.orphans(0)
@@ -277,7 +302,7 @@ class System:
                 await self.request(key, message)
                 return
             except RuntaraError as error:
-                if not error.retryable:
+                if not (error.retryable or isinstance(error, StoreRefused)):
                     return
             await trio.sleep(1.0)
 

@@ -71,7 +71,7 @@ class Settings:
     """Instances that are being woken at once."""
 
     def __attrs_post_init__(self) -> None:
-        if self.synchronous not in SYNCHRONOUS:
+        if self.synchronous not in SYNCHRONOUS:  # the words as SQLite writes them
             raise ValidationError("synchronous", f"must be one of {', '.join(SYNCHRONOUS)}")
         for field in attrs.fields(Settings):
             if "least" in field.metadata:

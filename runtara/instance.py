@@ -349,6 +349,8 @@ class Instance:
 
     async def complete(self, output: bytes | None = None) -> EventReply:
         """End well. ``applied`` is False if the instance is not running any more; then nothing changed."""
+        if output is not None and not isinstance(output, bytes):
+            raise ValidationError("output", f"must be bytes, not {type(output).__name__}")
         return await self.report(EventType.COMPLETED, payload=output, request_id=self.request_id())
 
     async def fail(self, error: str | bytes | None = None) -> EventReply:

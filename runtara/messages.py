@@ -251,6 +251,8 @@ class SessionLost:
     epoch: int
     orphaned: bool = False
     """True when it belonged to a runtime that died."""
+    crashed: bool = True
+    """False when the session was left in good order: that counts as no attempt."""
 
 
 @attrs.frozen(kw_only=True)
@@ -491,6 +493,22 @@ class InstanceView:
     @property
     def last_activity(self) -> datetime.datetime:
         return to_datetime(self.last_activity_us)
+
+    @property
+    def created_at(self) -> datetime.datetime:
+        return self.record.created_at
+
+    @property
+    def started_at(self) -> datetime.datetime | None:
+        return self.record.started_at
+
+    @property
+    def finished_at(self) -> datetime.datetime | None:
+        return self.record.finished_at
+
+    @property
+    def sleep_until(self) -> datetime.datetime | None:
+        return self.record.sleep_until
 
 
 Reply = (

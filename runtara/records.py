@@ -43,6 +43,10 @@ def to_us(instant: datetime.datetime) -> int:
 class Named(enum.IntEnum):
     """A closed set of words; the number is what is stored and what the older protocol sends."""
 
+    def __bool__(self) -> bool:
+        """True for every member: a word with the number 0 is not nothing."""
+        return True
+
     @property
     def word(self) -> str:
         """The word as it stands on the wire: lower case."""

@@ -10,20 +10,22 @@ Rules:
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
 
 import trio
 
 from runtara.actors.system import System
 from runtara.clock import Clock, default_clock, runs_on_mock_clock
 from runtara.config import Settings, settings_from
+from runtara.errors import ValidationError
 from runtara.executor import Executor, InlineExecutor, ThreadExecutor
+from runtara.ids import check_tenant_id
 from runtara.persistence.sqlite import open_sqlite
 from runtara.persistence.store import Store
 from runtara.randomness import Randomness, SystemRandomness
 from runtara.tenant import Runtime
-from runtara.urls import sqlite_path
+from runtara.urls import MEMORY, is_postgres, sqlite_path
 
 
 @asynccontextmanager
@@ -40,30 +42,69 @@ async def open_runtime(
 
     Args:
         url: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``sqlite:///:memory:`` for tests.
+            ``postgresql://user@host/database?schema=runtara`` needs the extra ``runtara[postgres]``.
         tenant: For whom the returned `Runtime` acts; `Runtime.for_tenant` gives others.
         clock: The wall clock; by default the machine's, or trio's own under a mock clock.
         randomness: Where identifiers come from; by default the machine.
-        inline: Run the store on the trio loop, without threads. By default only for a store in memory and
+        inline: Run SQLite on the trio loop, without threads. By default only for a store in memory and
             under a mock clock (which would jump while a thread works).
         settings: Any field of `runtara.Settings`; those not given come from ``RUNTARA_*`` variables.
 
     Raises:
         ValidationError: The url or a setting is ill formed.
-        StoreLocked: Another runtime holds the file; the message names its process.
-        StoreTooNew, StoreCorrupt, StoreReadOnly: The file cannot be used; it was left as it was.
+        StoreLocked: Another runtime holds the store; the message names its process.
+        StoreTooNew, StoreCorrupt, StoreReadOnly: The store cannot be used; it was left as it was.
+        StoreUnavailable: The database does not answer.
         StoreFailed: The store failed while the runtime was open; what was acknowledged is on disk.
 
     Cancellation: The runtime drains and closes all the same, within ``drain_seconds``.
     """
+    check_tenant_id(tenant)
     chosen = settings_from(os.environ, **settings)
-    path = sqlite_path(url)
-    without_threads = inline if inline is not None else path == ":memory:" or runs_on_mock_clock()
     async with (
-        open_executors(without_threads) as (writer, reader),
-        open_sqlite(path, synchronous=chosen.synchronous, writer=writer, reader=reader) as store,
+        open_store(url, chosen, randomness or SystemRandomness(), inline) as store,
         run_runtime(store, clock or default_clock(), chosen, randomness, tenant) as runtime,
     ):
         yield runtime
+
+
+@asynccontextmanager
+async def open_store(
+    url: str, settings: Settings, randomness: Randomness, inline: bool | None
+) -> AsyncIterator[Store]:
+    """The store that ``url`` names; see `open_runtime`."""
+    if is_postgres(url):
+        async with postgres_door()(url, randomness=randomness) as store:
+            yield store
+        return
+    path = sqlite_path(url)
+    without_threads = inline if inline is not None else path == MEMORY or runs_on_mock_clock()
+    async with (
+        open_executors(without_threads) as (writer, reader),
+        open_sqlite(path, synchronous=settings.synchronous, writer=writer, reader=reader) as store,
+    ):
+        yield store
+
+
+class PostgresDoor(Protocol):
+    """`runtara.persistence.postgres.open_postgres`, as it is called here."""
+
+    def __call__(self, url: str, *, randomness: Randomness) -> AbstractAsyncContextManager[Store]: ...
+
+
+def postgres_door() -> PostgresDoor:
+    """`open_postgres`, imported only now: its driver is an extra.
+
+    Raises:
+        ValidationError: The driver is not installed; the message names the extra.
+    """
+    try:
+        from runtara.persistence.postgres import open_postgres
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "psycopg" and "pq wrapper" not in str(error):
+            raise
+        raise ValidationError("url", "PostgreSQL needs psycopg: pip install 'runtara[postgres]'") from error
+    return open_postgres
 
 
 @asynccontextmanager

@@ -1,9 +1,9 @@
 """`Runtime`: everything a program can do with a runtime, for one tenant."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -149,7 +149,8 @@ class Runtime:
 
         A session that had the instance before is superseded. Leaving the context, however it is left, ends
         the session; an instance that is still running is then ``suspended/disconnected``, and the next
-        registration goes on from its checkpoints.
+        registration goes on from its checkpoints. Left by an exception (other than a cancellation), it
+        counts as a crash: ``attempt`` rises, until there is progress.
         """
         key = (self.tenant, check_instance_id(instance_id))
         inbox = Inbox()
@@ -163,19 +164,28 @@ class Runtime:
         except BaseException:
             inbox.abandoned = True
             raise
+        crashed = False
         try:
             yield Instance(instance_id, port, registered, inbox)
+        except Exception:
+            crashed = True
+            raise
         finally:
             if inbox.ended is None:
-                await self.leave(port, registered.epoch)
+                await self.leave(port, registered.epoch, crashed)
 
-    async def leave(self, port: LocalPort, epoch: int) -> None:
-        """End a session. Shielded, within `LEAVE_SECONDS`; what then fails is left to the next start."""
-        with trio.move_on_after(LEAVE_SECONDS) as scope:
-            scope.shield = True
-            with suppress(RuntaraError):
-                await heal(port.request, SessionLost(epoch=epoch), ChangeReply)
-            self.system.directory.detach(port.key, epoch)
+    async def leave(self, port: LocalPort, epoch: int, crashed: bool) -> None:
+        """End a session. Shielded, within `LEAVE_SECONDS`; what then fails goes on in the background."""
+        told = False
+        with (
+            trio.CancelScope(shield=True, deadline=trio.current_time() + LEAVE_SECONDS),
+            suppress(RuntaraError),
+        ):
+            await heal(port.request, SessionLost(epoch=epoch, crashed=crashed), ChangeReply)
+            told = True
+        self.system.directory.detach(port.key, epoch)
+        if not told:
+            self.system.lose_later(port.key, epoch, crashed)
 
     # ------------------------------------------------------------ signals
 
@@ -203,9 +213,9 @@ class Runtime:
         Raises:
             InstanceNotFound, AlreadyFinished, SignalQueueFull.
         """
-        signal_type = member(SignalType, type, "type")
-        if signal_type is SignalType.CUSTOM:
+        if type in (SignalType.CUSTOM, "custom"):
             raise ValidationError("type", "use send_custom_signal for a signal with a key")
+        signal_type = member(SignalType, type, "type")
         return await self.send(instance_id, signal_type, None, payload, idempotency_key, store_if_unknown)
 
     async def send_custom_signal(
@@ -295,14 +305,14 @@ class Runtime:
             except trio.WouldBlock:
                 lagged.set()
                 send.close()
-            except trio.ClosedResourceError:
-                pass
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                pass  # lagged before, or the reader is just leaving
 
         self.system.directory.watch(key, watcher)
         try:
             view = await self.get(instance_id)
-            async with receive, aclosing(follow(snapshot(view), receive, lagged)) as changes:
-                yield changes
+            async with receive:
+                yield ChangeStream(snapshot(view), receive, lagged)
         finally:
             self.system.directory.unwatch(key, watcher)
 
@@ -390,9 +400,18 @@ class Runtime:
         )
         return await self.system.store.count_instances(where)
 
-    async def list_checkpoints(self, instance_id: str, **page: Any) -> Page[CheckpointRecord]:
+    async def list_checkpoints(
+        self,
+        instance_id: str,
+        *,
+        limit: int = DEFAULT_PAGE,
+        cursor: str | None = None,
+        descending: bool = True,
+    ) -> Page[CheckpointRecord]:
         """One page of checkpoints; ``limit``, ``cursor`` and ``descending`` as in `list_instances`."""
-        return await self.list_records(instance_id, CheckpointRecord, page)
+        return await self.list_records(
+            instance_id, CheckpointRecord, PageRequest(limit=limit, cursor=cursor, descending=descending)
+        )
 
     async def list_events(
         self,
@@ -400,33 +419,75 @@ class Runtime:
         *,
         type: EventType | str | None = None,
         subtype: str | None = None,
-        **page: Any,
+        limit: int = DEFAULT_PAGE,
+        cursor: str | None = None,
+        descending: bool = True,
     ) -> Page[EventRecord]:
         """One page of events, newest first by default."""
         where = EventFilter(type=None if type is None else member(EventType, type, "type"), subtype=subtype)
-        return await self.list_records(instance_id, EventRecord, page, where)
+        return await self.list_records(
+            instance_id, EventRecord, PageRequest(limit=limit, cursor=cursor, descending=descending), where
+        )
 
-    async def list_signals(self, instance_id: str, **page: Any) -> Page[SignalRecord]:
+    async def list_signals(
+        self,
+        instance_id: str,
+        *,
+        limit: int = DEFAULT_PAGE,
+        cursor: str | None = None,
+        descending: bool = True,
+    ) -> Page[SignalRecord]:
         """One page of signals, consumed ones included."""
-        return await self.list_records(instance_id, SignalRecord, page)
+        return await self.list_records(
+            instance_id, SignalRecord, PageRequest(limit=limit, cursor=cursor, descending=descending)
+        )
 
-    async def list_errors(self, instance_id: str, **page: Any) -> Page[ErrorRecord]:
+    async def list_errors(
+        self,
+        instance_id: str,
+        *,
+        limit: int = DEFAULT_PAGE,
+        cursor: str | None = None,
+        descending: bool = True,
+    ) -> Page[ErrorRecord]:
         """One page of the error history."""
-        return await self.list_records(instance_id, ErrorRecord, page)
+        return await self.list_records(
+            instance_id, ErrorRecord, PageRequest(limit=limit, cursor=cursor, descending=descending)
+        )
 
-    async def list_attempts(self, instance_id: str, **page: Any) -> Page[RetryAttemptRecord]:
+    async def list_attempts(
+        self,
+        instance_id: str,
+        *,
+        limit: int = DEFAULT_PAGE,
+        cursor: str | None = None,
+        descending: bool = True,
+    ) -> Page[RetryAttemptRecord]:
         """One page of the retry audit trail."""
-        return await self.list_records(instance_id, RetryAttemptRecord, page)
+        return await self.list_records(
+            instance_id, RetryAttemptRecord, PageRequest(limit=limit, cursor=cursor, descending=descending)
+        )
 
-    async def list_compensation_log(self, instance_id: str, **page: Any) -> Page[CompensationAttemptRecord]:
+    async def list_compensation_log(
+        self,
+        instance_id: str,
+        *,
+        limit: int = DEFAULT_PAGE,
+        cursor: str | None = None,
+        descending: bool = True,
+    ) -> Page[CompensationAttemptRecord]:
         """One page of the compensation log."""
-        return await self.list_records(instance_id, CompensationAttemptRecord, page)
+        return await self.list_records(
+            instance_id,
+            CompensationAttemptRecord,
+            PageRequest(limit=limit, cursor=cursor, descending=descending),
+        )
 
     async def list_records(
-        self, instance_id: str, kind: type[R], page: dict[str, Any], where: EventFilter | None = None
+        self, instance_id: str, kind: type[R], page: PageRequest, where: EventFilter | None = None
     ) -> Page[R]:
         row = await self.row_of(instance_id)
-        return await self.system.store.list_records(row, kind, page_request(page), where)
+        return await self.system.store.list_records(row, kind, page, where)
 
     async def count_records(self, instance_id: str, kind: type[R], where: EventFilter | None = None) -> int:
         """How many records of one kind (`runtara.CheckpointRecord`, `EventRecord` ...) there are."""
@@ -449,13 +510,6 @@ class Runtime:
         return self.system.statistics()
 
 
-def page_request(page: dict[str, Any]) -> PageRequest:
-    for name in page:
-        if name not in ("limit", "cursor", "descending"):
-            raise ValidationError(name, "is no option of a page")
-    return PageRequest(**page)
-
-
 def snapshot(view: InstanceView) -> Change:
     """How an instance is now, as the first change that a watcher sees."""
     return Change(
@@ -468,20 +522,37 @@ def snapshot(view: InstanceView) -> Change:
     )
 
 
-async def follow(
-    first: Change, receive: "trio.MemoryReceiveChannel[Change]", lagged: trio.Event
-) -> AsyncGenerator[Change, None]:
-    """``first``, then what comes after it, until the instance has ended."""
-    change = first
-    while True:
-        yield change
-        if change.status.is_terminal:
-            return
-        revision = change.revision
-        while change.revision <= revision:
-            try:
-                change = await receive.receive()
-            except trio.EndOfChannel:
-                if lagged.is_set():
-                    raise WatchLagged(f"the watcher is {WATCH_BUFFER} changes behind") from None
-                raise RuntimeClosed("the runtime is closed") from None
+class ChangeStream:
+    """``first``, then what comes after it, until the instance has ended. Not a generator: a reader that is
+    cancelled may go on reading."""
+
+    def __init__(
+        self, first: Change, receive: "trio.MemoryReceiveChannel[Change]", lagged: trio.Event
+    ) -> None:
+        self.first: Change | None = first
+        self.last = first
+        self.receive = receive
+        self.lagged = lagged
+
+    def __aiter__(self) -> "ChangeStream":
+        return self
+
+    async def __anext__(self) -> Change:
+        await trio.lowlevel.checkpoint()
+        if self.first is not None:
+            self.first = None
+            return self.last
+        if self.last.status.is_terminal:
+            raise StopAsyncIteration
+        self.last = await self.next_after(self.last.revision)
+        return self.last
+
+    async def next_after(self, revision: int) -> Change:
+        try:
+            while (change := await self.receive.receive()).revision <= revision:
+                pass
+        except trio.EndOfChannel:
+            if self.lagged.is_set():
+                raise WatchLagged(f"the watcher is {WATCH_BUFFER} changes behind") from None
+            raise RuntimeClosed("the runtime is closed") from None
+        return change

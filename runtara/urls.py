@@ -1,4 +1,4 @@
-"""Where a store lies, as a URL."""
+"""Where a store lies, as a URL: its scheme says which backend it is."""
 
 from typing import Final
 from urllib.parse import unquote
@@ -7,6 +7,12 @@ from runtara.errors import ValidationError
 
 MEMORY: Final = ":memory:"
 SCHEME: Final = "sqlite://"
+POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
+
+
+def is_postgres(url: object) -> bool:
+    """Whether ``url`` names a PostgreSQL database, well formed or not."""
+    return isinstance(url, str) and url.startswith(POSTGRES_SCHEMES)
 
 
 def sqlite_path(url: object) -> str:
@@ -18,7 +24,9 @@ def sqlite_path(url: object) -> str:
     if not isinstance(url, str):
         raise ValidationError("url", f"must be text, not {type(url).__name__}")
     if not url.startswith(SCHEME):
-        raise ValidationError("url", f"must begin with {SCHEME}, for example sqlite:///app.db")
+        raise ValidationError(
+            "url", f"must begin with {SCHEME} or postgresql://, for example sqlite:///app.db"
+        )
     rest = url.removeprefix(SCHEME)
     if rest in ("", f"/{MEMORY}"):
         return MEMORY

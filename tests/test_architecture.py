@@ -149,9 +149,11 @@ def test_imports_follow_the_layers() -> None:
         ("runtara.instance", "import runtara.actors.instance"),
         ("runtara.wire", "import trio"),
         ("runtara.persistence.store", "from runtara.persistence import sqlite"),
-        ("runtara.persistence.sqlite.rows", "import sqlite3"),
+        ("runtara.persistence.cursors", "import sqlite3"),
+        ("runtara.persistence.cursors", "import psycopg"),
         ("runtara.persistence.sqlite.rows", "from runtara.wire import encode"),
         ("runtara.persistence.sqlite", "import psycopg"),
+        ("runtara.persistence.postgres.writer", "import sqlite3"),
         ("runtara.actors.mailbox", "from runtara.errors import RuntaraError"),
         ("runtara.actors.supervisor", "from runtara.actors import directory"),
         ("runtara.actors.persistence", "from runtara.persistence.sqlite import SqliteStore"),
@@ -176,6 +178,7 @@ def test_a_planted_wrong_import_is_found(module: str, source: str) -> None:
         ("runtara.machine.rules", "import attrs\nfrom runtara.records import Status"),
         ("runtara.wire", "import cattrs\nfrom runtara import messages"),
         ("runtara.persistence.sqlite", "import sqlite3"),
+        ("runtara.persistence.postgres.driver", "import psycopg\nfrom psycopg import pq"),
         ("runtara.actors.persistence", "from runtara.persistence import store\nimport trio"),
         ("runtara.actors.supervisor", "from runtara.actors.actor import Actor"),
         ("runtara.transport.client", "from runtara import wire\nfrom runtara.instance import Instance"),
@@ -230,7 +233,10 @@ def test_every_dependency_is_declared_and_used() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     declared = {
         re.split(r"[\s<>=!~;\[]", requirement)[0].replace("-", "_")
-        for requirement in config["project"]["dependencies"]
+        for requirement in (
+            *config["project"]["dependencies"],
+            *config["project"]["optional-dependencies"]["postgres"],
+        )
     }
     imported = {
         target.partition(".")[0]

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from runtara.executor import Executor, InlineExecutor, ThreadExecutor
+from runtara.persistence.postgres import open_postgres
 from runtara.persistence.sqlite import SqliteStore, open_sqlite
 from runtara.persistence.store import Store
 from runtara.testing.conformance import REOPENING, SENTENCES, Sentence, check_store
+from tests.postgres_server import new_schema, server_url
 
 EXECUTORS: dict[str, Callable[[str], Executor]] = {
     "thread": ThreadExecutor,
@@ -46,6 +48,12 @@ async def test_a_sqlite_file_keeps_the_contract(sentence: Sentence, executor: st
 @pytest.mark.parametrize("sentence", [s for s in SENTENCES if s not in REOPENING], ids=name_of)
 async def test_sqlite_in_memory_keeps_the_contract(sentence: Sentence, executor: str) -> None:
     await sentence(opener(":memory:", executor))
+
+
+@pytest.mark.parametrize("sentence", SENTENCES, ids=name_of)
+async def test_postgresql_keeps_the_contract(sentence: Sentence) -> None:
+    schema = new_schema()
+    await sentence(lambda: open_postgres(server_url(), schema=schema))
 
 
 async def test_check_store_runs_every_sentence(tmp_path: Path) -> None:

@@ -128,8 +128,10 @@ def rest(draft: Draft, reason: Reason | None = None) -> None:
         draft.move(Cause.SUSPEND, reason)
 
 
-def leave(draft: Draft, reason: Reason) -> None:
+def leave(draft: Draft, reason: Reason, *, crashed: bool = False) -> None:
     """The session is gone. What was asked of it and not acknowledged takes effect now."""
+    if crashed:
+        draft.count_crash()
     draft.release_all(StaleEpoch(draft.row("epoch"), draft.row("epoch")))
     draft.set(connected=False, shown=frozenset())
     for shutdown in [s for s in draft.signals if s.type is SignalType.SHUTDOWN]:
@@ -142,8 +144,6 @@ def leave(draft: Draft, reason: Reason) -> None:
 def go_on_elsewhere(draft: Draft, reason: Reason) -> None:
     """The session is gone and nobody asked the instance to end or to pause."""
     intended = draft.row("intended") is not None
-    if reason is not Reason.SHUTDOWN_REQUESTED:
-        draft.count_crash()
     if draft.row("hosted") and reason is not Reason.SHUTDOWN_REQUESTED:
         draft.move(Cause.DISPATCH, Reason.COMPENSATING if intended else None)
     elif intended or reason is Reason.SHUTDOWN_REQUESTED:

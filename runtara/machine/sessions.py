@@ -131,7 +131,11 @@ def session_lost(
     draft = Draft(found, facts, now_us, limits)
     applied = found.row.status is Status.RUNNING
     if applied:
-        leave(draft, Reason.ORPHANED if message.orphaned else Reason.DISCONNECTED)
+        leave(
+            draft,
+            Reason.ORPHANED if message.orphaned else Reason.DISCONNECTED,
+            crashed=message.crashed,
+        )
     else:
         lose_idle_session(draft)
     return draft.decide(ChangeReply(applied=applied, status=draft.status, reason=draft.reason))

@@ -68,7 +68,17 @@ def make_file(path: str) -> None:
 
 
 def look_at(path: str, busy_timeout_seconds: float) -> None:
-    connection = connect(file_uri(path, "ro"), COMMON, busy_timeout_seconds)
+    try:
+        look_through(file_uri(path, "ro"), path, busy_timeout_seconds)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        # Killed while it was switched to WAL: nobody can read it before its journal is rolled back.
+        look_through(file_uri(path, "rw"), path, busy_timeout_seconds)
+
+
+def look_through(uri: str, path: str, busy_timeout_seconds: float) -> None:
+    connection = connect(uri, COMMON, busy_timeout_seconds)
     try:
         check_version(connection, path)
     finally:
