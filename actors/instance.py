@@ -244,7 +244,7 @@ class InstanceActor(Actor[Letter]):
             ops=ops,
             size=letter.size,
         )
-        work = Work(unit, self.activation, self.around.release)
+        work = Work(unit, self.activation, self.around.release, letter.reply)
         if stored is not after.row:
             self.note_row(work, after.row)
         if self.place.watched():

@@ -46,6 +46,8 @@ LONGEST_DELAY: Final = 1.0
 
 ReplyTo = Future[Reply]
 
+LOST: Final = ActorFailed("an earlier change of the instance failed")
+
 
 class Activation:
     """One life of an instance's actor, as the writer knows it."""
@@ -88,12 +90,16 @@ class Activation:
 class Work:
     """A unit, and what leaves when it is on disk."""
 
-    __slots__ = ("activation", "effects", "release", "replies", "settled", "unit", "waits_since")
+    __slots__ = ("activation", "asker", "effects", "release", "replies", "settled", "unit", "waits_since")
 
-    def __init__(self, unit: Unit, activation: Activation, release: Callable[[int], None]) -> None:
+    def __init__(
+        self, unit: Unit, activation: Activation, release: Callable[[int], None], asker: ReplyTo
+    ) -> None:
         self.unit = unit
         self.activation = activation
         self.release = release
+        self.asker = asker
+        """The reply to the request that made the unit."""
         self.effects: list[Callable[[], None]] | None = None
         self.replies: list[tuple[ReplyTo, Reply | RuntaraError]] = []
         self.settled = False
@@ -125,13 +131,18 @@ class Work:
         self.activation.done()
 
     def fail(self, error: RuntaraError) -> None:
-        """The unit is not on disk, or nobody knows: nothing of it leaves but the error."""
+        """The unit is not on disk, or nobody knows: nothing of it leaves but the error.
+
+        A refusal is for the request that wanted to write this. Whoever only waited for it (a read, a sleep
+        that it would have ended) has done nothing wrong and asks again.
+        """
         if self.settled:
             return
         self.settled = True
         self.activation.fail()
+        others = LOST if isinstance(error, StoreRefused) else error
         for future, _ in self.replies:
-            future.fail(error)
+            future.fail(error if future is self.asker else others)
         self.release(self.unit.size)
         self.activation.done()
 
@@ -204,7 +215,7 @@ class PersistenceActor:
                 break
             taken += 1
             if work.activation.failed:
-                self.fail([work], ActorFailed("an earlier change of the instance failed"))
+                self.fail([work], LOST)
             else:
                 chunk.append(work)
                 size += work.unit.size

@@ -134,7 +134,7 @@ class System:
         self.draining = False
         self.fatal: RuntaraError | None = None
         self.left: dict[tuple[Key, int], bool] = {}
-        """Sessions that are over and whose instances do not know it yet: key and epoch; whether they crashed."""
+        """Sessions that are over, unknown to their instances: key and epoch; whether they crashed."""
         self.left_changed = trio.Event()
         self.scope = trio.CancelScope()
         self.ready = trio.Event()

@@ -235,7 +235,7 @@ class Instance:
 
         Durability: When this returns, the state survives ``kill -9`` and a loss of power.
         """
-        if state == b"":
+        if state is None or state == b"":
             raise ValidationError("state", "must not be empty; use get_checkpoint to look")
         message = SaveCheckpoint(
             epoch=self.epoch, checkpoint_id=checkpoint_id, state=state, compensation=compensation
@@ -423,6 +423,8 @@ class Instance:
         """
         named = signal.signal_id if isinstance(signal, SignalRecord) else signal
         by_type = isinstance(named, str | SignalType)
+        if not by_type and type(named) is not int:
+            raise ValidationError("signal", "must be a signal, its id or its type")
         message = AckSignal(
             epoch=self.epoch,
             signal_id=None if by_type else int(named),

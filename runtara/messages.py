@@ -80,7 +80,7 @@ class Sleep:
 
 @attrs.frozen(kw_only=True)
 class WaitSignal:
-    """Consume the oldest custom signal for ``key`` and record it as ``checkpoint_id``; wait if none is there."""
+    """Consume the oldest custom signal for ``key``, recording it as ``checkpoint_id``; else wait for one."""
 
     epoch: int
     key: str

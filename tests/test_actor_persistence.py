@@ -349,9 +349,8 @@ async def test_damage_cancels_a_body_that_waits_and_names_what_the_body_raised_i
     with pytest.raises(runtara.StoreFailed) as caught:
         async with scripted_runtime() as (rt, store), rt.register("a") as inst:
             store.away = runtara.StoreFailed("I/O error")
-            with trio.CancelScope(shield=True):
-                with pytest.raises(runtara.StoreFailed):
-                    await inst.checkpoint("c", b"x")
+            with trio.CancelScope(shield=True), pytest.raises(runtara.StoreFailed):
+                await inst.checkpoint("c", b"x")
             await trio.sleep_forever()
     assert caught.value.__cause__ is None
     with pytest.raises(runtara.StoreFailed) as blamed:

@@ -22,7 +22,7 @@ from runtara.errors import (
     ValidationError,
 )
 from runtara.persistence.postgres import PostgresStore, lease, open_postgres
-from runtara.persistence.postgres.address import parse_address, parameters_of
+from runtara.persistence.postgres.address import parameters_of, parse_address
 from runtara.persistence.postgres.schema import check_server, migrations, newest_version
 from runtara.records import PayloadKind, PutPayload
 from runtara.runtime import postgres_door

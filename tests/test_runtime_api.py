@@ -107,31 +107,30 @@ async def test_an_ill_formed_id_is_refused_by_every_method(name: str) -> None:
 
 async def test_a_second_registration_supersedes_the_first(url: str) -> None:
     async with runtime(url) as rt:
-        async with rt.register("a") as old:
-            async with rt.register("a") as new:
-                for use in (
-                    lambda: old.checkpoint("c", b"1"),
-                    lambda: old.sleep(0),
-                    lambda: old.wait_signal("k", checkpoint_id="w"),
-                    old.heartbeat,
-                    lambda: old.emit("e"),
-                    old.complete,
-                    old.fail,
-                    old.suspend,
-                    old.poll_signals,
-                    lambda: old.ack("cancel"),
-                    lambda: old.record_retry("c", 1),
-                    lambda: old.record_error("code", "message"),
-                    lambda: old.compensation.start("c"),
-                ):
-                    with pytest.raises(runtara.StaleEpoch) as stale:
-                        await use()
-                    assert stale.value.details == {"epoch": old.epoch, "current": new.epoch}
-                with pytest.raises(runtara.StaleEpoch) as pushed:
-                    async for _ in old.signals():
-                        raise AssertionError("no signal was sent")
-                assert pushed.value.details == {"epoch": old.epoch, "current": new.epoch}
-                await new.checkpoint("c", b"new")
+        async with rt.register("a") as old, rt.register("a") as new:
+            for use in (
+                lambda: old.checkpoint("c", b"1"),
+                lambda: old.sleep(0),
+                lambda: old.wait_signal("k", checkpoint_id="w"),
+                old.heartbeat,
+                lambda: old.emit("e"),
+                old.complete,
+                old.fail,
+                old.suspend,
+                old.poll_signals,
+                lambda: old.ack("cancel"),
+                lambda: old.record_retry("c", 1),
+                lambda: old.record_error("code", "message"),
+                lambda: old.compensation.start("c"),
+            ):
+                with pytest.raises(runtara.StaleEpoch) as stale:
+                    await use()
+                assert stale.value.details == {"epoch": old.epoch, "current": new.epoch}
+            with pytest.raises(runtara.StaleEpoch) as pushed:
+                async for _ in old.signals():
+                    raise AssertionError("no signal was sent")
+            assert pushed.value.details == {"epoch": old.epoch, "current": new.epoch}
+            await new.checkpoint("c", b"new")
         # `old` was left after `new`, and changed nothing
         assert (await rt.status("a")).reason is Reason.DISCONNECTED
 
@@ -262,9 +261,7 @@ async def test_a_checkpoint_is_written_once(url: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(99, True), (100, True), (101, False)])
-async def test_a_state_over_the_limit_is_refused_with_size_and_limit(
-    url: str, size: int, fits: bool
-) -> None:
+async def test_a_state_over_the_limit_is_refused_with_size_and_limit(url: str, size: int, fits: bool) -> None:
     async with runtime(url, payload_bytes=100) as rt, rt.register("a") as inst:
         if fits:
             assert (await inst.checkpoint("c", b"x" * size)).state == b"x" * size
@@ -318,7 +315,7 @@ async def test_every_report_is_answered_and_listed(url: str) -> None:
         (lambda inst: inst.checkpoint("c", "text"), "state"),
         (lambda inst: inst.wait_signal("", checkpoint_id="c"), "key"),
         (lambda inst: inst.wait_signal("k", checkpoint_id="c", timeout=-1), "timeout"),
-        (lambda inst: inst.complete("text"), "payload"),
+        (lambda inst: inst.complete("text"), "output"),
     ],
 )
 async def test_bad_input_is_refused_by_its_field_and_changes_nothing(call, field: str) -> None:  # type: ignore[no-untyped-def]
@@ -559,9 +556,7 @@ async def test_a_page_that_is_ill_formed_is_refused_by_its_field(url: str) -> No
                 await rt.list_instances(limit=limit)  # type: ignore[arg-type]
             assert caught.value.field == "limit"
             with pytest.raises(runtara.ValidationError):
-                await rt.list_checkpoints("a", limit=limit)
-        with pytest.raises(runtara.ValidationError, match="offset: is no option of a page"):
-            await rt.list_checkpoints("a", offset=1)
+                await rt.list_checkpoints("a", limit=limit)  # type: ignore[arg-type]
         with pytest.raises(runtara.ValidationError) as cursor:
             await rt.list_instances(cursor="odd")
         assert cursor.value.field == "cursor"

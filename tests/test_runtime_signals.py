@@ -301,3 +301,11 @@ async def test_a_wait_that_was_cancelled_and_asked_again_gets_the_signal_once(
             assert reply.payload == b"%d" % step
             assert (await inst.wait_signal("k", checkpoint_id=f"w{step}")).payload == b"%d" % step
         assert (await rt.status("a")).unconsumed_signals == 0
+
+
+@pytest.mark.parametrize("odd", [None, 1.5, True, b"pause"])
+async def test_an_acknowledgement_of_no_signal_at_all_is_refused(odd: object) -> None:
+    async with runtara.open_runtime("sqlite:///:memory:") as rt, rt.register("a") as inst:
+        with pytest.raises(runtara.ValidationError) as caught:
+            await inst.ack(odd)  # type: ignore[arg-type]
+        assert caught.value.field == "signal"

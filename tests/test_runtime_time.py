@@ -35,7 +35,8 @@ async def test_three_weeks_of_sleep_are_exact_and_over_at_once(autojump_clock: M
 
 
 @pytest.mark.parametrize(
-    "seconds", [float("nan"), float("inf"), float("-inf"), -1, -1e-9, None, "5", True, 101 * 365 * 86_400, b"1"]
+    "seconds",
+    [float("nan"), float("inf"), float("-inf"), -1, -1e-9, None, "5", True, 101 * 365 * 86_400, b"1"],
 )
 async def test_what_is_no_duration_is_refused_by_its_field(seconds: Any) -> None:
     async with runtime() as rt, rt.register("a") as inst:
@@ -79,10 +80,9 @@ async def test_a_restart_neither_shortens_nor_lengthens_a_sleep(
     autojump_clock: MockClock, url: str, away: float, left: float
 ) -> None:
     clock = TrioClock(1_700_000_000_000_000)
-    async with runtime(url, clock=clock) as rt:
-        async with rt.register("a") as inst:
-            with trio.move_on_after(1):
-                await inst.sleep(101, checkpoint_id="nap", state=b"s")
+    async with runtime(url, clock=clock) as rt, rt.register("a") as inst:
+        with trio.move_on_after(1):
+            await inst.sleep(101, checkpoint_id="nap", state=b"s")
     await trio.sleep(away)
     async with runtime(url, clock=clock) as rt, rt.register("a") as again:
         start = trio.current_time()

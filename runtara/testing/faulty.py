@@ -17,8 +17,8 @@ Rules:
 3. A refusal (`StoreRefused`) belongs to one unit: each batch that holds it is refused, until it was refused
    alone. So whoever looks for the bad unit finds it.
 4. `FaultyStore.outage` makes every call fail with `StoreUnavailable`, for as long as it is set. After
-   `FaultyStore.kill` every call fails with `StoreFailed`, for ever, also those that are under way: that is how
-   a process dies, seen from its disk.
+   `FaultyStore.kill` every call fails with `StoreFailed`, for ever, also those that are under way: that is
+   how a process dies, seen from its disk.
 """
 
 import random

@@ -272,10 +272,9 @@ class Worker(Caller):
                 checkpoint_id=mark,
                 state=b"x",
             )
+            ask = partial(instance.suspend)
             if step.do is Do.SUSPEND:
                 ask = partial(instance.suspend, seconds=step.seconds, checkpoint_id=step.name, state=b"zzz")
-            else:
-                ask = instance.suspend
             await self.say(instance, "suspend", ask, checkpoint_id=step.name, seconds=step.seconds)
             raise SessionOver
         if step.do is Do.SUSPEND:
@@ -417,7 +416,7 @@ class Operator(Caller):
             )
         else:
             send = partial(self.runtime.send_signal, instance, word, payload, idempotency_key=key)
-        how = {"key": NOTE if word == NOTE else None, "type": word, "payload": payload}
+        how: dict[str, Any] = {"key": NOTE if word == NOTE else None, "type": word, "payload": payload}
         await self.insist(instance, "send", send, idempotency_key=key, **how)
         if key is not None and self.dice.random() < 0.3:
             await self.pause(2.0)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import trio
 
-from runtara.runtime import Runtime
+from runtara.tenant import Runtime
 from runtara.testing.faulty import FaultyStore
 from tests.simulation.clock import JumpingClock
 from tests.simulation.history import History

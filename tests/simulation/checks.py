@@ -32,7 +32,6 @@ from runtara.messages import (
     Change,
     ChangeReply,
     CheckpointReply,
-    ErrorReply,
     EventReply,
     FoundCheckpoint,
     InstanceView,
@@ -107,9 +106,9 @@ def missing(call: Call, stored: Stored) -> str | None:
             return None if stored.instance["epoch"] >= epoch else f"epoch {epoch}"
         case InstanceView(revision=revision):
             return None if stored.newest >= revision else f"revision {revision}"
-        case ErrorReply() | int() if call.name == "record_error":
-            error = stored.errors.get(call.reply)
-            return None if error is not None and error["message"] == how["message"] else f"error {call.reply}"
+        case int() as error_id if call.name == "record_error":
+            error = stored.errors.get(error_id)
+            return None if error is not None and error["message"] == how["message"] else f"error {error_id}"
         case _ if call.name == "record_retry":
             found = (how["checkpoint_id"], how["attempt"]) in stored.attempts
             return None if found else "the attempt"
@@ -283,9 +282,14 @@ def revisions_are_serial(evidence: Evidence) -> Found:
                 yield f"P3: two calls have revision {revision}: {other} and {call}"
         for revision, call in calls:
             before = max((r for r, c in calls if c.ended is not None and c.ended < call.begun), default=0)
-            if revision < before and call.arguments.get("idempotency_key") is None:
-                if "request_id" not in call.arguments and call.arguments.get("type") in (None, "note"):
-                    yield f"P3: revision {before} was acknowledged before: {call}"
+            if revision < before and is_new(call):
+                yield f"P3: revision {before} was acknowledged before: {call}"
+
+
+def is_new(call: Call) -> bool:
+    """Whether the call cannot have been answered with what an earlier one had made."""
+    named = call.arguments.get("idempotency_key") or call.arguments.get("request_id")
+    return named is None and call.arguments.get("type") in (None, "note")
 
 
 def revision_of(call: Call) -> int | None:
@@ -479,10 +483,11 @@ def live_sessions_are_shown_all(evidence: Evidence) -> Found:
             continue
         for sent in accepted:
             assert sent.ended is not None
-            consumed = consumers.get((sent.instance, sent.reply.signal_id), sighting.tick) < sighting.tick
-            if sent.instance == sighting.instance and sent.ended < sighting.tick and not consumed:
-                if sent.reply.signal_id not in sighting.value:
-                    yield f"P5: never pushed to the session that was left at {sighting}: {sent}"
+            signal_id = sent.reply.signal_id
+            consumed = consumers.get((sent.instance, signal_id), sighting.tick) < sighting.tick
+            accepted_before = sent.instance == sighting.instance and sent.ended < sighting.tick
+            if accepted_before and not consumed and signal_id not in sighting.value:
+                yield f"P5: never pushed to the session that was left at {sighting}: {sent}"
 
 
 # ---------------------------------------------------------------- P6: terminal is terminal
@@ -664,7 +669,7 @@ def refusals_are_expected(evidence: Evidence) -> Found:
             continue
         if type(call.refusal) not in EXPECTED:
             yield f"P11: an unexpected refusal: {call}"
-        if isinstance(call.refusal, StoreRefused) and call.epoch is not None:
+        if isinstance(call.refusal, StoreRefused):
             refused += 1
         if isinstance(call.refusal, InstanceNotFound) and existed(evidence, call):
             yield f"P1: the instance existed: {call}"

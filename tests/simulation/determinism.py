@@ -1,6 +1,6 @@
 """One seed, one schedule: everything that trio and Python leave to chance is pinned.
 
-Pinned are the order in which trio runs the tasks of a batch (two private names of trio, see `pinned`), the
+Pinned are the order in which trio runs the tasks of a batch (two private names of trio: its `SORTED` and its dice), the
 global ``random``, and ``os.urandom`` (so ``uuid4`` and ``secrets``). Threads are forbidden. The garbage
 collector is off during a world, because its time of day decides when trio is told about dropped generators.
 The clock of a world is a `trio.testing.MockClock`, and everything else is injected into the runtime.
@@ -20,6 +20,9 @@ import trio._core._run as trio_run  # no public way to seed the scheduler
 from trio.testing import MockClock
 
 T = TypeVar("T")
+
+SORTED = "_ALLOW_DETERMINISTIC_SCHEDULING"
+"""Private to trio: tasks of a batch are sorted before they are shuffled."""
 
 
 class Trace(trio.abc.Instrument):
@@ -56,11 +59,11 @@ def no_threads(self: threading.Thread) -> None:
 def pinned(seed: int) -> Iterator[None]:
     """Pin every source of chance for the body."""
     bytes_of_seed = random.Random(f"bytes {seed}")
-    urandom, start, sorting = os.urandom, threading.Thread.start, trio_run._ALLOW_DETERMINISTIC_SCHEDULING
+    urandom, start, sorting = os.urandom, threading.Thread.start, vars(trio_run)[SORTED]
     scheduler, everybody, collecting = trio_run._r.getstate(), random.getstate(), gc.isenabled()
     os.urandom = bytes_of_seed.randbytes
     threading.Thread.start = no_threads  # type: ignore[method-assign]
-    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    vars(trio_run)[SORTED] = True
     trio_run._r.seed(f"scheduler {seed}")
     random.seed(f"everybody {seed}")
     gc.disable()
@@ -69,7 +72,7 @@ def pinned(seed: int) -> Iterator[None]:
     finally:
         os.urandom = urandom
         threading.Thread.start = start  # type: ignore[method-assign]
-        trio_run._ALLOW_DETERMINISTIC_SCHEDULING = sorting
+        vars(trio_run)[SORTED] = sorting
         trio_run._r.setstate(scheduler)
         random.setstate(everybody)
         if collecting:

@@ -55,10 +55,10 @@ class Options:
     patience: float = 240.0
     """Virtual seconds after the horizon within which it must."""
     file: bool = False
-    """A store in a file, opened anew by each life of the runtime; otherwise one in memory that outlives it."""
+    """A store in a file, opened anew by each life of the runtime; else one in memory that outlives it."""
     faults_per_second: float = 1.5
-    settings: Settings = Settings()
-    rates: Rates = Rates()
+    settings: Settings
+    rates: Rates
     cancel: float = 0.0
     """How often a call is cancelled in the middle."""
 

@@ -38,7 +38,8 @@ class Stored:
 
     @property
     def newest(self) -> int:
-        return max([self.instance["revision"], *self.revisions])
+        row_revision: int = self.instance["revision"]
+        return max([row_revision, *self.revisions])
 
 
 @attrs.frozen(kw_only=True)

@@ -1,15 +1,15 @@
 """One world: a store, the lives of a runtime on it, one after the other, and those who use and break it.
 
 A life ends when the trouble says so (a crash or a drain), when the runtime stops by itself, or when all work
-is done. A *crash* first kills the store under the runtime, then cancels everything: ``finally`` blocks run, but
-nothing that they do has an effect, and nothing that they hear is believed.
+is done. A *crash* first kills the store under the runtime, then cancels everything: ``finally`` blocks run,
+but nothing that they do has an effect, and nothing that they hear is believed.
 """
 
 import logging
 import random
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from runtara.executor import InlineExecutor
 from runtara.machine.liveness import Mover, reason_to_move
 from runtara.persistence.sqlite import SqliteStore, open_sqlite
 from runtara.randomness import SeededRandomness
-from runtara.runtime import Runtime, run_runtime
+from runtara.runtime import run_runtime
+from runtara.tenant import Runtime
 from runtara.testing.faulty import FaultyStore, Rates, SeededFaults
 from tests.simulation import snapshots
 from tests.simulation.callers import Feeder, Operator, Peacemaker, Waiter, Watcher, Worker
@@ -277,20 +278,21 @@ class World:
         async with trio.open_nursery() as nursery:
             peacemaker = Peacemaker(self, "peacemaker")
             nursery.start_soon(peacemaker.run, self.names, name="peacemaker")
-            with trio.move_on_after(self.options.patience):
-                while self.unfinished():
-                    await trio.sleep(0.5)
+            await self.until(lambda: not self.unfinished())
             nursery.cancel_scope.cancel()
         if self.unfinished():
             raise Stuck(f"liveness: after {self.options.patience} s unfinished: {self.unfinished()}")
-        with trio.move_on_after(self.options.patience):
-            while any(task.name.startswith("waiter") for task in callers.child_tasks):
-                await trio.sleep(0.5)
-        waiting = sorted(t.name for t in callers.child_tasks if t.name.startswith("waiter"))
-        if waiting:
-            raise Stuck(f"liveness: waiters for results that are there: {waiting}")
+        await self.until(lambda: not waiters(callers))
+        if waiters(callers):
+            raise Stuck(f"liveness: they wait for results that are there: {waiters(callers)}")
         await trio.sleep(SETTLING_SECONDS)
         await self.look_for_leftovers()
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait until something is done, with bounded patience."""
+        with trio.move_on_after(self.options.patience):
+            while not done():  # noqa: ASYNC110  # it depends on many tasks
+                await trio.sleep(0.5)
 
     def unfinished(self) -> list[str]:
         return [
@@ -321,6 +323,10 @@ class World:
             due_us = state.row.due_us
             if due_us is not None and due_us < now_us - SETTLING_SECONDS / 2 * 1e6:
                 bugs.append(f"P10: {name} slept through its deadline {due_us}, it is {now_us}: {state.row}")
+
+
+def waiters(callers: trio.Nursery) -> list[str]:
+    return sorted(task.name for task in callers.child_tasks if task.name.startswith("waiter"))
 
 
 def meals(program: Program) -> list[tuple[str, str]]:
