@@ -339,11 +339,14 @@ class Directory:
     def forget(self, entry: Entry) -> None:
         """Drop an entry that nothing needs any more."""
         empty = not entry.mailbox.statistics().items
-        quarantined = entry.quarantined_until > trio.current_time()
+        now = trio.current_time()
+        ill = entry.quarantined_until > now or prune_history(entry.failures, now, INTENSITY) != ()  # rule 3
         written = entry.activation is None or not entry.activation.outstanding  # rule 1
-        if empty and written and entry.session is None and not entry.watchers and not quarantined:
+        if empty and written and entry.session is None and not entry.watchers and not ill:
             self.entries.pop(entry.key, None)
             self.idle.pop(entry, None)
+        elif entry.session is None and entry not in self.idle:
+            self.touch(entry)
 
     async def passivate_idle(self) -> None:
         """Let entries rest that were idle for long enough."""

@@ -105,7 +105,7 @@ class ActivationFailed(Exception):
 class InstanceActor(Actor[Letter]):
     """See the module's docstring."""
 
-    __slots__ = ("activation", "around", "facts", "handled", "parked", "place", "state")
+    __slots__ = ("activation", "around", "bug", "facts", "handled", "parked", "place", "state")
 
     def __init__(
         self, place: Place, mailbox: Mailbox[Letter], around: Surroundings, activation: Activation
@@ -118,6 +118,8 @@ class InstanceActor(Actor[Letter]):
         self.facts: FactFinder | None = None
         self.parked: dict[str, list[Future[Reply]]] | None = None
         self.handled = 0
+        self.bug: Exception | None = None
+        """What `decide` raised outside of a turn; the next turn raises it."""
 
     # ------------------------------------------------------------ living
 
@@ -153,6 +155,8 @@ class InstanceActor(Actor[Letter]):
 
     async def handle(self, message: Letter) -> None:
         """Decide on one letter and see to all that follows."""
+        if self.bug is not None:
+            raise self.bug
         self.handled += 1
         if self.handled % YIELD_AFTER == 0:
             await trio.lowlevel.checkpoint()
@@ -172,8 +176,8 @@ class InstanceActor(Actor[Letter]):
     def handle_at_once(self, letter: Letter) -> bool:
         """Handle a letter without a turn of the actor, if it is idle and knows enough (rule 3).
 
-        Whether it did; if not, the letter goes into the mailbox. So does one that makes `decide` fail: it will
-        fail again, and end the actor as it should.
+        Whether it did; if not, the letter goes into the mailbox. So does one that makes `decide` fail: the
+        actor then ends on it, as on any failure.
         """
         if not self.mailbox.idle or self.state is None or self.facts is None or self.activation.failed:
             return False
@@ -188,7 +192,8 @@ class InstanceActor(Actor[Letter]):
         except RuntaraError as refusal:
             self.refuse(letter, refusal)
             around.release(letter.size)
-        except Exception:
+        except Exception as bug:
+            self.bug = bug
             return False
         else:
             self.carry_out(letter, decision)

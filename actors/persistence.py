@@ -59,7 +59,7 @@ class Activation:
         self.on_failure = on_failure
         self.outstanding = 0
         self.last: Work | None = None
-        """The unit that was submitted last, until nothing is outstanding: an idle instance holds no payload."""
+        """The unit submitted last, until nothing is outstanding: an idle instance holds no payload."""
         self.failed = False
         self.waiters: list[Future[None]] | None = None
 

@@ -13,6 +13,7 @@ Rules:
 
 import heapq
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -30,6 +31,9 @@ from runtara.persistence.store import MAX_PAGE, Due, Store
 logger = logging.getLogger("runtara.actors")
 
 RETRY_SECONDS: Final = 1.0
+SWEEP_SECONDS: Final = 1.0
+"""From one sweep to the next, at least. Very many near deadlines bring the horizon so near that a sweep would
+be due at once, again and again."""
 
 Post = Callable[[Key, Wake], Awaitable[Reply]]
 
@@ -56,6 +60,8 @@ class WakeScheduler:
         self.deadlines: dict[Key, tuple[int, int]] = {}
         """Of each key: (deadline, epoch); entries of the heap that differ are out of date."""
         self.horizon_us = 0
+        self.swept = -math.inf
+        """When the last sweep began, in monotonic seconds."""
         self.changed = trio.Event()
         self.limiter = trio.CapacityLimiter(settings.concurrent_wakes)
         self.woken = 0
@@ -90,11 +96,11 @@ class WakeScheduler:
 
     async def run(self, post: Post, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wake what is due, for ever. Started again, it reads everything anew."""
-        self.heap, self.deadlines, self.horizon_us = [], {}, 0
+        self.heap, self.deadlines, self.horizon_us, self.swept = [], {}, 0, -math.inf
         task_status.started()
         async with trio.open_nursery() as nursery:
             while True:
-                if self.clock.now_us() >= self.horizon_us - self.margin_us():
+                if self.clock.now_us() >= self.next_sweep_us():
                     await self.sweep()
                 await self.fire_due(nursery, post)
                 await self.wait_for_next()
@@ -103,8 +109,14 @@ class WakeScheduler:
         """How long before the end of the horizon the next sweep is made."""
         return round(self.settings.horizon_seconds * SECOND_US / 10)
 
+    def next_sweep_us(self) -> int:
+        """When the next sweep is due: before the end of the horizon, but not right after the last one."""
+        rest = max(0.0, self.swept + SWEEP_SECONDS - trio.current_time())
+        return max(self.horizon_us - self.margin_us(), self.clock.now_us() + round(rest * SECOND_US))
+
     async def sweep(self) -> None:
         """Read the deadlines of the next horizon. What was noted meanwhile is newer than what is read."""
+        self.swept = trio.current_time()
         until = min(self.clock.now_us() + round(self.settings.horizon_seconds * SECOND_US), MAX_INSTANT_US)
         self.horizon_us = max(self.horizon_us, until)
         after: tuple[int, int] | None = None
@@ -168,7 +180,7 @@ class WakeScheduler:
     async def wait_for_next(self) -> None:
         """Until the nearest deadline, the next sweep, or a nearer deadline is noted."""
         self.changed = trio.Event()
-        target = self.horizon_us - self.margin_us()
+        target = self.next_sweep_us()
         if self.heap:
             target = min(target, self.heap[0][0])
         async with trio.open_nursery() as nursery:

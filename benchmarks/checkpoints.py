@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from benchmarks.figures import Effort, Figure, figure, number, ratios
 from benchmarks.load import STATE, names, run_load
@@ -48,6 +49,6 @@ def saturated(folder: Path, effort: Effort) -> Iterator[Figure]:
             f"saturated loop over free loop, {instances} instance{'s' if instances > 1 else ''}",
             ratios(busy, free),
             "",
-            beside=f"{number(sorted(busy)[len(busy) // 2])}/s against {number(sorted(free)[len(free) // 2])}/s",
+            beside=f"{number(median(busy))}/s against {number(median(free))}/s",
             at_least=1 / 3 if instances == 100 else None,
         )

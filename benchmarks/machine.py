@@ -16,7 +16,8 @@ def describe() -> Iterator[str]:
     yield f"machine   {os.cpu_count()} cores ({processor()}), load {load:.2f} before the start"
     yield f"system    {platform.system()} {platform.release()}"
     python = f"{platform.python_implementation()} {platform.python_version()}"
-    yield f"versions  runtara {version('runtara')}, {python}, trio {version('trio')}, SQLite {sqlite3.sqlite_version}"
+    yield f"versions  runtara {version('runtara')}, {python}, trio {version('trio')}"
+    yield f"          SQLite {sqlite3.sqlite_version}"
     settings = runtara.Settings()
     yield f"settings  WAL, synchronous={settings.synchronous}, batches of up to {settings.batch_units}"
 
@@ -26,6 +27,5 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if "model name" in line), platform.machine()
-    )
+    models = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+    return next(models, platform.machine())

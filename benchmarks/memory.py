@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from statistics import median
 
 import trio
 
@@ -56,7 +57,7 @@ async def enter(runtime: runtara.Runtime, stack: AsyncExitStack, prefix: str, co
 
 
 def memory(folder: Path, effort: Effort) -> Iterator[Figure]:
-    kibibytes, rss = [], []
+    kibibytes, rss, rates = [], [], []
     for _ in range(1 if effort.live < 10_000 else 3):
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.memory", str(effort.live)],
@@ -69,8 +70,10 @@ def memory(folder: Path, effort: Effort) -> Iterator[Figure]:
         assert found["sessions"] >= effort.live
         kibibytes.append(found["bytes"] / 1024)
         rss.append(found["rss"] / 2**20)
-    beside = f"{effort.live:,} live instances, process {sorted(rss)[len(rss) // 2]:,.0f} MiB"
+        rates.append(effort.live / found["seconds"])
+    beside = f"{effort.live:,} live instances, the process has {median(rss):,.0f} MiB"
     yield figure("memory per idle live instance", kibibytes, "KiB", beside=beside, at_most=10.0)
+    yield figure(f"registrations, up to {effort.live:,} live", rates, "/s")
 
 
 if __name__ == "__main__":

@@ -2,25 +2,29 @@
 
 Two instruments, both cheap enough not to change the picture:
 
-1. The CPU time of the writer thread and of the loop's thread, from the clocks of the threads.
+1. The CPU time of both threads, from their own clocks; of the writer's, also what runs inside SQLite.
 2. A sample of the loop's thread each millisecond of CPU (`signal.setitimer`): the innermost frame that is
    ours names the layer, so what a layer calls in trio or attrs counts for the layer. Samples while the loop
    waits (the writer works) are left out.
 """
 
 import signal
+import sqlite3
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from benchmarks.figures import Effort
 from benchmarks.load import names, run_load
 from runtara.executor import ThreadExecutor
 
+WRITER = "runtara-writer"
 INTERVAL = 0.001
 WAITING = "get_events"
 
@@ -61,48 +65,73 @@ def layer_of(frame: FrameType | None) -> str:
     return TRIO
 
 
-class Clocks:
-    """CPU time of the writer's thread, and the part of it inside `writes.write` and SQLite."""
+class Meter:
+    """CPU seconds of the writer's thread: of all of it, and of what runs inside SQLite."""
 
     def __init__(self) -> None:
         self.thread = 0.0
-        self.prepare = 0.0
+        self.sqlite = 0.0
+
+    def install(self) -> Callable[[], None]:
+        """Measure every runtime that is opened from now on; returns what takes that back."""
+        meter, work, connect = self, ThreadExecutor.work, sqlite3.connect
+
+        class Timed(sqlite3.Connection):
+            def execute(self, *arguments: Any) -> sqlite3.Cursor:
+                begun = time.thread_time()
+                try:
+                    return super().execute(*arguments)
+                finally:
+                    if threading.current_thread().name == WRITER:
+                        meter.sqlite += time.thread_time() - begun
+
+        def timed(executor: ThreadExecutor) -> None:
+            work(executor)
+            if threading.current_thread().name == WRITER:
+                meter.thread = time.thread_time()
+
+        def remove() -> None:
+            ThreadExecutor.work, sqlite3.connect = work, connect  # type: ignore[method-assign]
+
+        ThreadExecutor.work = timed  # type: ignore[method-assign, assignment]
+        sqlite3.connect = partial(connect, factory=Timed)  # type: ignore[assignment]
+        return remove
 
 
-def report(effort: Effort, instances: int = 100) -> Iterator[str]:
-    """Run a load and say where its time went."""
+def report(effort: Effort) -> Iterator[str]:
+    """Run a load of one and of a hundred instances and say where the time goes."""
+    for instances in (1, 100):
+        yield ""
+        yield from layers(instances, 3 * effort.seconds)
+
+
+def layers(instances: int, seconds: float) -> Iterator[str]:
     samples: Counter[str] = Counter()
 
     def sample(_: int, frame: FrameType | None) -> None:
         samples[layer_of(frame)] += 1
 
-    busy = 0.0
-    work = ThreadExecutor.work
-
-    def timed(self: ThreadExecutor) -> None:
-        nonlocal busy
-        work(self)
-        if "writer" in threading.current_thread().name:
-            busy = time.thread_time()
-
-    ThreadExecutor.work = timed  # type: ignore[method-assign]
+    meter = Meter()
+    remove = meter.install()
     signal.signal(signal.SIGPROF, sample)
-    signal.setitimer(signal.ITIMER_PROF, INTERVAL, INTERVAL)
     began, cpu = time.perf_counter(), time.thread_time()
+    signal.setitimer(signal.ITIMER_PROF, INTERVAL, INTERVAL)
     try:
         with tempfile.TemporaryDirectory(prefix="runtara-bench-") as own:
-            seconds = 3 * effort.seconds
             rate = run_load(Path(own) / "profile.db", names(instances), seconds).rate
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        ThreadExecutor.work = work  # type: ignore[method-assign]
+        remove()
     wall, loop = time.perf_counter() - began, time.thread_time() - cpu
-    count = rate * seconds
-    yield f"{rate:,.0f} checkpoints/s with {instances} instances: {1e6 / rate:.1f} us each"
-    yield f"  CPU of the loop's thread    {1e6 * loop / count:5.1f} us"
-    yield f"  CPU of the writer's thread  {1e6 * busy / count:5.1f} us"
-    yield f"  both, over the time passed  {(loop + busy) / wall:5.2f}"
+    each = 1e6 / (rate * seconds)
+    plural = "s" if instances > 1 else ""
+    yield f"{instances} instance{plural}: {rate:,.0f} checkpoints/s, {1e6 / rate:.1f} us each"
+    yield f"  {each * meter.sqlite:6.1f} us  writer's thread, inside SQLite"
+    rest = meter.thread - meter.sqlite
+    yield f"  {each * rest:6.1f} us  writer's thread, the rest: rows, statements, handing over"
     del samples[WAITING]
     total = sum(samples.values())
     for layer, seen in samples.most_common():
-        yield f"  {100 * seen / total:5.1f} % of the loop: {layer}"
+        yield f"  {each * loop * seen / total:6.1f} us  loop, {layer}"
+    idle = wall - loop - meter.thread
+    yield f"  {each * idle:6.1f} us  neither thread has a processor: the disk, and waking each other"

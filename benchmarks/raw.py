@@ -15,12 +15,12 @@ from runtara.persistence.sqlite.wal import CHECKPOINT_PAGES
 
 FULL = synchronous_level("FULL")
 
-INSERT = (
-    "INSERT INTO checkpoints (instance, revision, created_us, checkpoint_id, state) VALUES (?, ?, ?, ?, ?)"
-)
+INSERT = """
+    INSERT INTO checkpoints (instance, revision, created_us, checkpoint_id, state) VALUES (?, ?, ?, ?, ?)
+"""
 INSERT_INSTANCE = """
-    INSERT INTO instances (row, tenant_id, instance_id, hosted, status, epoch, revision, attempt, max_attempts,
-                           created_us, last_activity_us, compensation_state)
+    INSERT INTO instances (row, tenant_id, instance_id, hosted, status, epoch, revision, attempt,
+                           max_attempts, created_us, last_activity_us, compensation_state)
     VALUES (?, 'default', ?, 0, 2, 1, 1, 1, 3, 1, 1, 0)
 """
 

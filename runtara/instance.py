@@ -8,7 +8,7 @@ Rules:
 1. Every call returns after its effect is on disk. A call that raises a retryable error, or is cancelled, may
    or may not have taken effect; called again with the same ids it takes effect once.
 2. Faults that the same request under the same ids can heal (a lost actor, an unknown outcome) are healed
-   here, up to `HEALING_ATTEMPTS` times; the caller sees them only when that does not help.
+   here, up to `HEALING_ATTEMPTS` times in a row; the caller sees them only when that does not help.
 3. Signals are shown by `Instance.signals` until they are acknowledged, in the order of their acceptance, and
    once per iterator. They are copies: losing one loses nothing.
 """
@@ -74,6 +74,8 @@ T = TypeVar("T", bound=Reply)
 
 HEALING_ATTEMPTS: Final = 8
 FIRST_DELAY: Final = 0.01
+HEALTHY_SECONDS: Final = 1.0
+"""A request that waited longer before it failed was in good hands: the count begins anew."""
 
 
 class Port(Protocol):
@@ -93,19 +95,20 @@ Send = Callable[[Request], Awaitable[Reply]]
 
 async def heal(send: Send, message: Request, kind: type[T]) -> T:
     """Send a request that is safe to send again, until it is answered (rule 2)."""
-    delay = FIRST_DELAY
-    for left in reversed(range(HEALING_ATTEMPTS)):
+    failures = 0
+    while True:
+        begun = trio.current_time()
         try:
             reply = await send(message)
         except (ActorFailed, OutcomeUnknown, GuardFailed):
-            if not left:
+            waited = trio.current_time() - begun > HEALTHY_SECONDS
+            failures = 1 if waited else failures + 1
+            if failures == HEALING_ATTEMPTS:
                 raise
-            await trio.sleep(delay)
-            delay *= 2
+            await trio.sleep(FIRST_DELAY * 2 ** (failures - 1))
         else:
             assert isinstance(reply, kind)
             return reply
-    raise AssertionError("the last attempt returned or raised")
 
 
 class Inbox:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -9,6 +10,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import runtara
 from runtara import Instance, Status
+from runtara.actors.supervisor import RestartIntensityExceeded
+from runtara.persistence.store import PageRequest
 from tests.runtimes import ScriptedStore, scripted_runtime
 
 
@@ -42,9 +45,7 @@ async def stored(store: ScriptedStore) -> set[str]:
     """The names of all checkpoints that are in the store."""
     row = await store.find("default", "a")
     assert row is not None
-    page = await store.list_records(
-        row.row, runtara.CheckpointRecord, runtara.persistence.store.PageRequest()
-    )
+    page = await store.list_records(row.row, runtara.CheckpointRecord, PageRequest())
     return {record.checkpoint_id for record in page.items}
 
 
@@ -74,7 +75,7 @@ async def test_what_waits_is_written_in_one_transaction(autojump_clock: MockCloc
     [({"batch_units": 3}, [1, 3, 3, 3, 1]), ({"batch_bytes": 2000}, None)],
 )
 async def test_a_transaction_is_bounded_in_units_and_bytes(
-    autojump_clock: MockClock, settings: dict[str, int], sizes: list[int] | None
+    autojump_clock: MockClock, settings: dict[str, Any], sizes: list[int] | None
 ) -> None:
     async with scripted_runtime(**settings) as (rt, store), rt.register("a") as inst:
         gate = store.hold()
@@ -401,7 +402,7 @@ async def test_a_writer_that_is_lost_again_and_again_stops_the_runtime(mock_cloc
                 with trio.CancelScope(shield=True):
                     await wait_all_tasks_blocked()
             await trio.sleep_forever()
-    assert isinstance(caught.value.__cause__, runtara.actors.supervisor.RestartIntensityExceeded)
+    assert isinstance(caught.value.__cause__, RestartIntensityExceeded)
 
 
 async def test_housekeeping_that_fails_waits_or_stops_the_runtime(

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import trio
@@ -17,7 +18,8 @@ KINDS: list[Callable[[], Executor]] = [
 
 @pytest.fixture(params=[0, 1, 2], ids=["inline", "thread", "donating thread"])
 def make(request: pytest.FixtureRequest) -> Callable[[], Executor]:
-    return KINDS[request.param]
+    kind: Callable[[], Executor] = KINDS[request.param]
+    return kind
 
 
 class Mine(Exception):
@@ -43,8 +45,12 @@ async def test_calls_run_one_by_one_in_order_and_all_outcomes_arrive(make: Calla
     ran: list[int] = []
     outcomes: list[int] = []
 
+    def note(number: int) -> int:
+        ran.append(number)
+        return number
+
     async def call(number: int) -> None:
-        outcomes.append(await executor.run(lambda: (ran.append(number), number)[1]))
+        outcomes.append(await executor.run(partial(note, number)))
 
     async with trio.open_nursery() as nursery:
         for number in range(200):
@@ -82,8 +88,12 @@ async def test_closing_waits_for_the_calls_that_were_handed_over() -> None:
     gate = threading.Event()
     ran: list[int] = []
 
+    def wait(number: int) -> None:
+        gate.wait(10)
+        ran.append(number)
+
     async def call(number: int) -> None:
-        await executor.run(lambda: (gate.wait(10), ran.append(number)))
+        await executor.run(partial(wait, number))
 
     async with trio.open_nursery() as nursery:
         for number in range(3):
@@ -128,7 +138,7 @@ def test_a_loop_that_waits_for_io_gives_the_lock_away_by_itself(monkeypatch: pyt
 
 
 async def test_a_ring_for_jobs_that_were_delivered_already_does_nothing() -> None:
-    """The thread appends a job, the loop takes it with an earlier ring, and then the thread's ring arrives."""
+    """The loop takes a job with an earlier ring, and then the thread's own ring for it arrives."""
     executor = ThreadExecutor("runtara-test", donate=True)
     assert await executor.run(lambda: 1) == 1
     executor.deliver()

@@ -1,4 +1,4 @@
-"""Opening a schema: whose it is, its version, the lease, the server's settings, and the way from `open_runtime`."""
+"""Opening a schema: whose it is, its version, the lease, the settings; the way from `open_runtime`."""
 
 import os
 import signal
@@ -91,9 +91,12 @@ async def test_the_lease_of_another_machine_is_free_when_it_has_run_out() -> Non
     schema = new_schema()
     async with opened(schema):
         pass
-    held = "UPDATE {}.runtimes SET owner = 'x', machine = 'far', host = 'far', pid = 1, since = now(), expires = "
+    held = (
+        "UPDATE {}.runtimes SET owner = 'x', machine = 'far', host = 'far', pid = 1, since = now(), "
+        "expires = "
+    )
     administer(held.format(schema) + "clock_timestamp() + interval '1 hour'")
-    with pytest.raises(StoreLocked, match="process 1 on far .* runs 3600 s more"):
+    with pytest.raises(StoreLocked, match=r"process 1 on far .* runs 3600 s more"):
         async with opened(schema):
             pass
     administer(held.format(schema) + "clock_timestamp() - interval '1 second'")

@@ -1,5 +1,6 @@
-"""The embedded surface: what every method of `Runtime` and `Instance` does and answers, on both kinds of store."""
+"""The embedded surface: what each method of `Runtime` and `Instance` does and answers, on both stores."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ async def test_registering_refuses_another_workflow_an_unknown_checkpoint_and_an
 @pytest.mark.parametrize("name", ["", "a\0b", "a\nb", "x" * 10_000, "\ud800", None, 5, b"a"])
 async def test_an_ill_formed_id_is_refused_by_every_method(name: str) -> None:
     async with runtime() as rt:
-        calls = [
+        calls: list[Callable[..., Awaitable[object]]] = [
             rt.status,
             rt.get,
             rt.terminate,
@@ -443,7 +444,7 @@ async def test_an_unknown_instance_is_answered_at_once_everywhere(url: str) -> N
     async with runtime(url) as rt:
         view = await rt.status("typo")
         assert (view.status, view.error, view.revision) == (Status.UNKNOWN, "Instance not found", 0)
-        calls = [
+        calls: list[Callable[[], Awaitable[object]]] = [
             lambda: rt.get("typo"),
             lambda: rt.get_checkpoint("typo", "c"),
             lambda: rt.result("typo"),

@@ -99,7 +99,7 @@ async def test_a_watcher_that_lags_is_told_and_the_others_notice_nothing(autojum
 
 
 async def test_nothing_is_announced_before_it_is_on_disk(autojump_clock: object) -> None:
-    async with scripted_runtime() as (rt, store), rt.register("a") as inst:
+    async with scripted_runtime() as (rt, store), rt.register("a") as inst:  # noqa: SIM117
         async with rt.watch("a") as changes, trio.open_nursery() as nursery:
             await anext(changes)
             gate = store.hold()

@@ -33,7 +33,10 @@ def test_a_url_names_a_path(url: str, path: str) -> None:
         ("app.db", "must begin with sqlite:// or postgresql://, for example sqlite:///app.db"),
         ("", "must begin with sqlite:// or postgresql://, for example sqlite:///app.db"),
         ("SQLITE:///app.db", "must begin with sqlite:// or postgresql://, for example sqlite:///app.db"),
-        ("postgresql://localhost/app", "must begin with sqlite:// or postgresql://, for example sqlite:///app.db"),
+        (
+            "postgresql://localhost/app",
+            "must begin with sqlite:// or postgresql://, for example sqlite:///app.db",
+        ),
         ("sqlite://app.db", "must be sqlite:///path, with three slashes for a relative path"),
         ("sqlite://host/app.db", "must be sqlite:///path, with three slashes for a relative path"),
         ("sqlite:///", "must be sqlite:///path, with three slashes for a relative path"),

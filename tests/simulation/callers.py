@@ -26,7 +26,7 @@ from runtara.errors import (
 )
 from runtara.instance import Instance
 from runtara.messages import WaitReply
-from runtara.records import Reason, SignalRecord, SignalType, Status
+from runtara.records import CompensationSpec, CompensationState, Reason, SignalRecord, SignalType, Status
 from runtara.tenant import Runtime
 from tests.simulation.history import History
 from tests.simulation.options import Options
@@ -53,6 +53,14 @@ class Stage(Protocol):
 
 class SessionOver(Exception):
     """The program cannot go on in this session."""
+
+
+class Undo(Exception):
+    """The instance is compensating."""
+
+
+class Oops(Exception):
+    """A bug in the code of an instance."""
 
 
 class SessionGivenUp(Exception):
@@ -115,7 +123,7 @@ class Worker(Caller):
                 over = True
             except (RuntimeClosed, StoreFailed):
                 return
-            except SessionGivenUp:
+            except (SessionGivenUp, Oops):
                 over = False
             except RuntaraError as error:
                 if not (error.retryable or isinstance(error, StoreRefused)):
@@ -140,6 +148,8 @@ class Worker(Caller):
             inbox = instance.inbox
             held = tuple(sorted(inbox.signals)) if inbox.ended is None else None
             self.stage.history.see(self.life, self.who, self.instance, "leave", held, instance.epoch)
+            if not over and self.dice.random() < self.stage.options.body * 3:
+                raise Oops
             return over
 
     async def enter(self, enter: Callable[[], Awaitable[Instance]]) -> Instance:
@@ -150,11 +160,16 @@ class Worker(Caller):
         raise SessionGivenUp("the registration was given up")
 
     async def play(self, instance: Instance) -> bool:
-        """Run the program. Whether the instance is done with."""
+        """Run the program, or undo what was done. Whether the instance is done with."""
         try:
-            for step in self.program.steps:
-                await self.until_done(instance, step)
-            return await self.finish(instance)
+            try:
+                if instance.registered.compensating:
+                    raise Undo
+                for step in self.program.steps:
+                    await self.until_done(instance, step)
+                return await self.finish(instance)
+            except Undo:
+                return await self.undo(instance)
         except SessionOver:
             return False
         except (StaleEpoch, RuntimeClosed, StoreFailed):
@@ -166,6 +181,8 @@ class Worker(Caller):
         """Do a step; when it is refused because the instance rests, wait until it goes on."""
         while True:
             await self.pause(0.3)
+            if self.dice.random() < self.stage.options.body:
+                raise SessionOver
             try:
                 if await self.do(instance, step):
                     return
@@ -200,6 +217,15 @@ class Worker(Caller):
                 return await self.both(instance, step)
             case Do.SUSPEND | Do.NAP:
                 await self.suspend(instance, step)
+            case Do.MANY:
+                return await self.many(instance, step)
+            case Do.UNDOABLE:
+                spec = CompensationSpec(step_id="undo", data=b"how", order=len(step.name))
+                save = partial(instance.checkpoint, step.name, b"done", compensation=spec)
+                await self.say(instance, "checkpoint", save, checkpoint_id=step.name, state=b"done")
+            case Do.UNNAMED:
+                await self.say(instance, "unnamed sleep", partial(instance.sleep, step.seconds / 2))
+                await self.say(instance, "poll", partial(instance.poll_signals, step.name))
             case _:
                 await self.report(instance, step)
         return True
@@ -249,7 +275,7 @@ class Worker(Caller):
         async def note(half: Awaitable[bool]) -> None:
             try:
                 done.append(await half)
-            except (RuntaraError, SessionOver):
+            except (RuntaraError, SessionOver, Undo):
                 done.append(False)
 
         async with trio.open_nursery() as nursery:
@@ -258,6 +284,27 @@ class Worker(Caller):
         if not all(done):
             await self.until_running(instance)
         return all(done)
+
+    async def many(self, instance: Instance, step: Step) -> bool:
+        """Several calls at once; what comes of a refusal is found out afterwards."""
+        refused: list[RuntaraError] = []
+
+        async def note(call: Callable[[Instance, Step], Awaitable[object]], part: Step) -> None:
+            try:
+                await call(instance, part)
+            except RuntaraError as error:
+                refused.append(error)
+            except (SessionOver, Undo):
+                pass
+
+        async with trio.open_nursery() as nursery:
+            for number, do in enumerate((Do.SAVE, Do.EMIT, Do.STEP, Do.SAVE, Do.RETRY, Do.ERROR)):
+                part = Step(do=do, name=f"{step.name}-{number}", key=step.key, seconds=step.seconds)
+                call = self.step if do in (Do.SAVE, Do.STEP) else self.report
+                nursery.start_soon(note, call, part)
+        if refused:
+            await self.until_running(instance)
+        return not refused
 
     async def suspend(self, instance: Instance, step: Step) -> None:
         """Leave; whoever comes back later finds the same wait under the same name, and waits for its end."""
@@ -311,7 +358,36 @@ class Worker(Caller):
                 reply = await self.say(instance, "fail", partial(instance.fail, "broken"))
             if reply.status.is_terminal:
                 return True
+            if reply.reason is Reason.COMPENSATING:
+                raise Undo
             await self.until_running(instance)
+
+    async def undo(self, instance: Instance) -> bool:
+        """Run the compensations that are left. Whether the instance is done with."""
+        name = self.instance
+        while True:
+            view = await self.insist(name, "compensations", instance.compensation.view)
+            if not view.pending:
+                break
+            step = next(c for c in view.compensations if c.state <= CompensationState.TRIGGERED).checkpoint_id
+            await self.pause(0.3)
+            try:
+                attempt = await self.say(instance, "undo", partial(instance.compensation.start, step))
+                success = self.dice.random() < 0.7
+                finish = partial(
+                    instance.compensation.finish,
+                    step,
+                    attempt,
+                    success=success,
+                    final=self.dice.random() < 0.7,
+                )
+                await self.say(instance, "undone", finish)
+            except InvalidInstanceState:
+                await self.until_running(instance)
+        status = (await self.insist(name, "status", instance.status)).status
+        if not status.is_terminal:
+            raise SessionOver
+        return True
 
     # ------------------------------------------------------------ signals
 
@@ -320,6 +396,8 @@ class Worker(Caller):
         reply = await self.say(instance, "ack", ack, signal_id=signal.signal_id, type=signal.type)
         if reply.status.is_terminal:
             raise AlreadyFinished(reply.status.word, None, None)
+        if reply.compensating:
+            raise Undo
         if signal.type is SignalType.SHUTDOWN:
             raise SessionOver
 
@@ -333,7 +411,7 @@ class Worker(Caller):
                 if signal.key == NOTE or (signal.type is not SignalType.CUSTOM and self.dice.random() < 0.7):
                     await self.pause(0.5)
                     await self.obey(instance, signal)
-        except (StaleEpoch, AlreadyFinished, RuntimeClosed, StoreFailed, SessionOver):
+        except (StaleEpoch, AlreadyFinished, RuntimeClosed, StoreFailed, SessionOver, Undo):
             return
 
 

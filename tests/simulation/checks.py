@@ -40,7 +40,16 @@ from runtara.messages import (
     WaitReply,
 )
 from runtara.persistence.store import Page
-from runtara.records import EventType, PayloadKind, Reason, SignalType, Status, WaitKind, WaitOutcome
+from runtara.records import (
+    CompensationState,
+    EventType,
+    PayloadKind,
+    Reason,
+    SignalType,
+    Status,
+    WaitKind,
+    WaitOutcome,
+)
 from tests.simulation.history import Call
 from tests.simulation.options import Kind
 from tests.simulation.snapshots import Snapshot, Stored
@@ -230,7 +239,8 @@ def torn(stored: Stored) -> Found:
     for event in stored.events.values():
         if event["type"] == EventType.COMPLETED and event["applied"] and status is not Status.COMPLETED:
             yield f"an applied completion of an instance that is {status.name}: {event}"
-        if event["type"] == EventType.FAILED and event["applied"] and status is not Status.FAILED:
+        failed = event["type"] == EventType.FAILED and event["applied"]
+        if failed and status is not Status.FAILED and not stored.compensations:
             yield f"an applied failure of an instance that is {status.name}: {event}"
         if event["type"] == EventType.SUSPENDED and event["checkpoint_id"] and event["applied"]:
             wait_row = stored.waits.get(event["checkpoint_id"])
@@ -244,6 +254,10 @@ def torn(stored: Stored) -> Found:
         event["type"] == EventType.COMPLETED and event["applied"] for event in stored.events.values()
     ):
         yield "completed without its event"
+    if status.is_terminal and row["compensation_state"] == CompensationState.COMPLETED:
+        for compensation in stored.compensations.values():
+            if compensation["state"] != CompensationState.COMPLETED:
+                yield f"ended as if all was undone, but for {compensation}"
     for request in stored.requests.values():
         if not stored.revisions[request["revision"]] & {"events", "signals", "errors", "requests"}:
             yield f"a request without what it made: {request}"
@@ -253,6 +267,8 @@ def torn(stored: Stored) -> Found:
 
 ONE_MESSAGE = (
     {"checkpoints", "waits"},
+    {"checkpoints", "compensations"},
+    {"compensation_attempts"},
     {"events"},
     {"events", "requests", "checkpoints", "waits"},
     {"signals", "requests", "checkpoints"},
@@ -271,9 +287,9 @@ def revisions_are_serial(evidence: Evidence) -> Found:
                     yield f"P3: revision {revision} of {instance} is in {sorted(tables)}"
     made: dict[str, list[tuple[int, Call]]] = defaultdict(list)
     for call in evidence.history.calls:
-        revision = revision_of(call)
-        if revision is not None:
-            made[call.instance].append((revision, call))
+        told = revision_of(call)
+        if told is not None:
+            made[call.instance].append((told, call))
     for calls in made.values():
         used: dict[int, Call] = {}
         for revision, call in calls:
@@ -525,7 +541,8 @@ def status_of(call: Call) -> Status | None:
     if isinstance(call.refusal, AlreadyFinished):
         return Status[call.refusal.status.upper()]
     if isinstance(call.refusal, InvalidInstanceState):
-        return Status[str(call.refusal.details["actual"]).upper()]
+        word = str(call.refusal.details["actual"]).upper()
+        return Status[word] if word in Status.__members__ else None
     recalled = call.arguments.get("idempotency_key") or call.arguments.get("request_id")
     match call.reply:
         case (

@@ -197,7 +197,7 @@ MUTANTS: Final = (
     Mutant(epoch_used_again, 10),
     Mutant(failed_unit_forgotten, 20),
     Mutant(neighbours_refused, 20, often(refused=0.2, slow=1.0, slow_seconds=0.3)),
-    Mutant(unknown_taken_for_done, 10),
+    Mutant(unknown_taken_for_done, 40),
     Mutant(deadline_moves_at_replay, 60),
     Mutant(register_unpauses, 20),
     Mutant(sleeps_end_early, 10),

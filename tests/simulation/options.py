@@ -39,6 +39,8 @@ class Kind(Enum):
     """A second session of an instance begins while the first lives."""
     CANCEL = "cancel"
     """Callers are cancelled in the middle of a call."""
+    BODY = "body"
+    """The code of an instance raises in the middle of its session."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,6 +63,8 @@ class Options:
     rates: Rates
     cancel: float = 0.0
     """How often a call is cancelled in the middle."""
+    body: float = 0.0
+    """How often a step raises."""
 
 
 def draw(seed: int, without: frozenset[Kind] = frozenset()) -> Options:
@@ -106,4 +110,5 @@ def draw(seed: int, without: frozenset[Kind] = frozenset()) -> Options:
         settings=settings,
         rates=rates,
         cancel=rate(Kind.CANCEL, 0.2),
+        body=rate(Kind.BODY, 0.1),
     )

@@ -18,6 +18,12 @@ class Do(Enum):
     """For a signal, with a timeout."""
     BOTH = "both"
     """Sleep and wait for a signal at the same time."""
+    MANY = "many"
+    """Several calls at the same time."""
+    UNDOABLE = "undoable"
+    """A checkpoint with a compensation."""
+    UNNAMED = "unnamed"
+    """A sleep without a name, and a look at what is pending."""
     EMIT = "emit"
     ERROR = "error"
     RETRY = "retry"
@@ -58,6 +64,9 @@ WEIGHTS = {
     Do.WAIT: 3,
     Do.WAIT_OR_GIVE_UP: 2,
     Do.BOTH: 1,
+    Do.MANY: 3,
+    Do.UNDOABLE: 1,
+    Do.UNNAMED: 1,
     Do.EMIT: 2,
     Do.ERROR: 1,
     Do.RETRY: 1,

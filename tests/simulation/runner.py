@@ -60,7 +60,7 @@ def run_options(options: Options, *, keep: bool = False) -> Verdict:
         wrong = [*worlds[0].history.bugs, *(f"{type(e).__name__}: {e}" for e in leaves(error))]
     world = worlds[0]
     digest, steps = trace.digest, trace.steps
-    gc.collect()
+    gc.collect(0)  # all that the world left behind is young: it ran without a collector
     return Verdict(
         options=options,
         digest=digest,

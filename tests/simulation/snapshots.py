@@ -8,6 +8,8 @@ import attrs
 Row = dict[str, Any]
 
 TABLES: Final = (
+    "compensations",
+    "compensation_attempts",
     "checkpoints",
     "waits",
     "events",
@@ -33,6 +35,7 @@ class Stored:
     attempts: dict[tuple[str, int], Row]
     requests: dict[str, Row]
     payloads: dict[int, bytes]
+    compensations: dict[str, Row]
     revisions: dict[int, frozenset[str]]
     """The tables in which each revision is found."""
 
@@ -92,5 +95,6 @@ def stored(instance: Row, tables: dict[str, list[Row]]) -> Stored:
         attempts={(row["checkpoint_id"], row["attempt"]): row for row in tables["retry_attempts"]},
         requests={row["request_id"]: row for row in tables["requests"]},
         payloads={row["kind"]: row["data"] for row in tables["payloads"]},
+        compensations={row["checkpoint_id"]: row for row in tables["compensations"]},
         revisions=revisions,
     )
