@@ -9,7 +9,7 @@ Rules:
    older than what the actor decided.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -19,6 +19,9 @@ from runtara.machine import Fact, Facts, Need
 from runtara.persistence.store import Loaded, Store
 from runtara.records import CheckpointRecord, Op, RequestRecord, WaitRecord
 
+NO_IDS: Final[set[str]] = set()
+"""Shared and never added to: an empty set takes 216 bytes, and a live instance would have three of them."""
+
 
 class KnownIds:
     """The ids of one kind that an instance has, or nothing (rule 2)."""
@@ -26,7 +29,7 @@ class KnownIds:
     __slots__ = ("bound", "ids")
 
     def __init__(self, ids: frozenset[str] | None, bound: int) -> None:
-        self.ids: set[str] | None = None if ids is None else set(ids)
+        self.ids: set[str] | None = None if ids is None else set(ids) if ids else NO_IDS
         self.bound = bound
 
     def absent(self, name: str) -> bool:
@@ -34,10 +37,13 @@ class KnownIds:
         return self.ids is not None and name not in self.ids
 
     def add(self, name: str) -> None:
-        if self.ids is not None:
-            self.ids.add(name)
-            if len(self.ids) > self.bound:
-                self.ids = None
+        if self.ids is None:
+            return
+        if self.ids is NO_IDS:
+            self.ids = set()
+        self.ids.add(name)
+        if len(self.ids) > self.bound:
+            self.ids = None
 
 
 class FactFinder:

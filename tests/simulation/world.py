@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from runtara.actors.instance import state_of
-from runtara.actors.supervisor import ChildKilled
+from runtara.actors.supervisor import ChildKilled, RestartIntensityExceeded
 from runtara.errors import RuntaraError, RuntimeFault, StoreError, StoreFailed
 from runtara.executor import InlineExecutor
 from runtara.machine.liveness import Mover, reason_to_move
@@ -74,7 +74,9 @@ class LogReader(logging.Handler):
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The single exceptions of a group of groups."""
+    """The single exceptions of a group of groups; behind a supervisor that gives up, its reason."""
+    if isinstance(error, RestartIntensityExceeded) and error.__cause__ is not None:
+        return leaves(error.__cause__)
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]
