@@ -19,7 +19,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 async def test_a_signal_sent_before_anyone_waits_is_never_lost(autojump_clock: object) -> None:
-    """SIG-01: register, send at once, wait after 0 to 5 ms; 500 times."""
+    """Register, send at once, wait after 0 to 5 ms; 500 times."""
     jitter = SeededRandomness(1)
     async with runtime() as rt:
         for number in range(500):
@@ -33,7 +33,6 @@ async def test_a_signal_sent_before_anyone_waits_is_never_lost(autojump_clock: o
 
 
 async def test_parallel_signals_of_one_key_are_consumed_once_in_the_order_of_acceptance(url: str) -> None:
-    """SIG-02"""
     accepted: list[tuple[int, bytes]] = []
     consumed: list[bytes | None] = []
     async with runtime(url) as rt, rt.register("a") as inst, trio.open_nursery() as nursery:
@@ -156,7 +155,6 @@ async def test_an_acknowledgement_counts_once(url: str) -> None:
 
 
 async def test_20_parallel_acknowledgements_of_one_cancel_have_one_winner(url: str) -> None:
-    """TRI-12"""
     applied: list[bool] = []
     async with runtime(url) as rt, rt.register("a") as inst:
         await rt.send_signal("a", "cancel", b"why")
@@ -276,7 +274,6 @@ async def race(rt: runtara.Runtime, name: str, steps: int, *, cancel_first: bool
 
 
 async def test_cancelling_one_instance_leaves_its_likes_alone(url: str) -> None:
-    """SIG-19"""
     names = ["order-1", "order-10", "order-1/2", "order-"]
     async with runtime(url, tenant="t1") as rt:
         other = rt.for_tenant("t2")

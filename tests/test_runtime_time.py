@@ -91,7 +91,7 @@ async def test_a_restart_neither_shortens_nor_lengthens_a_sleep(
 
 
 async def test_a_restart_keeps_the_deadline_of_a_wait(autojump_clock: MockClock, url: str) -> None:
-    """SIG-10: ten minutes from the first entry, whatever happens in between; the late signal is kept."""
+    """Ten minutes from the first entry, whatever happens in between; the late signal is kept."""
     clock = TrioClock(1_700_000_000_000_000)
     start = trio.current_time()
     for _ in range(4):
@@ -175,7 +175,7 @@ async def sleeper(inst: Instance, seconds: float, woken: list[float]) -> None:
 
 
 async def test_a_wall_clock_that_jumps_forward_wakes_within_one_scan(autojump_clock: MockClock) -> None:
-    """TIM-05: the machine was suspended for two hours; trio's clock stood still."""
+    """The machine was suspended for two hours; trio's clock stood still."""
     clock = HandClock()
     async with runtime(clock=clock) as rt, rt.register("a") as inst, trio.open_nursery() as nursery:
         woken: list[float] = []
@@ -285,7 +285,7 @@ async def stubborn_sleeper(inst: Instance, seconds: float, woken: list[float]) -
 async def test_an_outage_at_the_time_of_waking_makes_a_wake_late_and_loses_none(
     autojump_clock: MockClock,
 ) -> None:
-    """TIM-01: an outage of the store does not lengthen a sleep by more than itself."""
+    """An outage of the store does not lengthen a sleep by more than itself."""
     async with scripted_runtime(store_seconds=10) as (rt, store), rt.register("a") as inst:
         start = trio.current_time()
         async with trio.open_nursery() as nursery:
