@@ -82,13 +82,18 @@ class Budget:
         future: Future[None] = Future()
         place = (size, future)
         self.queue.append(place)
-        with trio.move_on_after(self.patience):
-            try:
-                await future.wait()
-            finally:
-                if not future.done:
-                    self.queue.remove(place)
-                    self.admit()  # it may have stood before smaller ones
+        try:
+            with trio.move_on_after(self.patience):
+                try:
+                    await future.wait()
+                finally:
+                    if not future.done:
+                        self.queue.remove(place)
+                        self.admit()  # it may have stood before smaller ones
+        except trio.Cancelled:
+            if future.done:  # let in while the cancellation was on its way
+                self.release(size)
+            raise
         if not future.done:
             raise Overloaded(
                 f"the runtime holds {self.used} bytes of requests, the limit is {self.limit}",

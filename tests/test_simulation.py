@@ -23,6 +23,9 @@ ONCE_FAILED = {
     147: "a change that came while a watcher was leaving killed the instance's actor",
     253: "an instance whose session was left while the store was away stayed running for ever",
     1319: "a refused write failed the sleeps that it would have ended, as if they had been refused",
+    14406: "a caller that was cancelled while it was let into the budget kept its bytes for ever",
+    14629: "a caller that was cancelled while it was let into the budget kept its bytes for ever",
+    15851: "a caller that was cancelled while it was let into the budget kept its bytes for ever",
     1602: "a refused write failed the sleeps that it would have ended, as if they had been refused",
 }
 """Seeds that found a bug, and which. (A change of the simulation gives a seed another world; the bug itself

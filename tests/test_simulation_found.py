@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from runtara.actors.system import Budget
 from runtara.actors.wake import WakeScheduler
 from runtara.clock import default_clock
 from runtara.config import Settings
@@ -131,6 +132,21 @@ async def test_a_refused_write_is_refused_to_its_asker_alone(autojump_clock: Moc
         await rt.send_signal("a", "pause")
         await trio.sleep(3.0)
         assert outcomes == {"sleep": True, "wait": True}
+
+
+async def test_a_caller_that_is_cancelled_while_it_is_let_in_gives_its_bytes_back(
+    autojump_clock: MockClock,
+) -> None:
+    # Cancelled, and let into the budget before it ran again: its bytes were never given back.
+    budget = Budget(Settings(budget_bytes=100))
+    budget.used = 100
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(budget.wait, 60)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        budget.release(100)
+    assert budget.used == 0
+    assert budget.fits(100)
 
 
 class ManyDeadlines:
