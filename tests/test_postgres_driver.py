@@ -182,7 +182,7 @@ async def test_a_trip_can_be_cancelled_at_every_step() -> None:
             assert connection.at_rest, f"after step {step}"
             assert await number(connection) == 7
             step += 1
-        assert step > 2
+        assert step > 1  # how many waits a trip takes is the kernel's business
 
 
 async def test_a_trip_whose_cancelling_gets_no_answer_closes_the_connection(
