@@ -50,7 +50,7 @@ class Server:
             *(binary("postgres"), "-D", self.folder, "-p", str(self.port), "-h", "127.0.0.1"),
             *("-k", self.folder, "-c", "max_connections=40", "-c", "shared_buffers=64MB"),
             *("-c", "fsync=on", "-c", "full_page_writes=on", "-c", "max_wal_size=512MB"),
-            *("-c", "wal_recycle=off", "-c", "log_min_messages=fatal"),
+            *("-c", "wal_init_zero=off", "-c", "log_min_messages=fatal"),
         ]
         user = nobody()
         self.process = subprocess.Popen(
@@ -61,13 +61,17 @@ class Server:
             user=user,
             group=user,
         )
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until it answers."""
         give_up = time.monotonic() + START_SECONDS
         while True:
             try:
                 psycopg.connect(self.url, connect_timeout=2).close()
                 return
             except psycopg.OperationalError:
-                if time.monotonic() > give_up or self.process.poll() is not None:
+                if time.monotonic() > give_up or self.process is None or self.process.poll() is not None:
                     raise
                 time.sleep(0.02)  # the only way to learn that another process is ready
 

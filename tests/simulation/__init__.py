@@ -9,7 +9,7 @@
     chaos         who breaks it: kills, crashes, outages, jumps
     world         puts them together and runs the lives of a runtime, one after the other
     snapshots     what is in the store between two lives
-    checks        the model of the promises, over history and snapshots
+    checks        the model of the promises, over history and snapshots; its parts are in check_*
     mutants       bugs planted on purpose, which the checks must find
     runner        runs worlds by seed
 

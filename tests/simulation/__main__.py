@@ -49,7 +49,7 @@ def report(verdict: Verdict, options: argparse.Namespace) -> None:
     if options.verbose:
         print(*verdict.lines, sep="\n")
     if verdict.wrong:
-        print(verdict)
+        print(verdict, flush=True)
     if verdict.wrong and options.minimise:
         without = minimise(verdict.options.seed, options.without)
         print(f"  needs only: {sorted(kind.value for kind in set(Kind) - without)}")

@@ -38,6 +38,12 @@ DEFAULTS: Final = {
     "gssencmode": "disable",
 }
 
+SEVERAL_HOSTS: Final[dict[bool, dict[str, str]]] = {
+    False: {},
+    True: {"target_session_attrs": "read-write"},
+}
+"""Of several hosts, all but one are standbys."""
+
 FIRST_DELAY: Final = 0.05
 LONGEST_DELAY: Final = 2.0
 
@@ -100,7 +106,13 @@ async def attempts(parameters: dict[str, str]) -> list[dict[str, str]]:
         hosts = hosts + [""] * (len(numbers) - len(hosts))
     for at, (host, number) in enumerate(zip(hosts, numbers, strict=True)):
         port = (ports[at] if len(ports) > 1 else ports[0]) or "5432"
-        alone = {**parameters, "host": host, "port": port, "hostaddr": number}
+        alone = {
+            **SEVERAL_HOSTS[len(hosts) > 1],
+            **parameters,
+            "host": host,
+            "port": port,
+            "hostaddr": number,
+        }
         if number or not host or host.startswith(("/", "@")):
             found.append({name: value for name, value in alone.items() if value})
             continue
@@ -126,6 +138,8 @@ class Connector:
     randomness: Randomness
     failures: int = 0
     """Attempts that failed since the last one that did not."""
+    not_before: float = 0.0
+    """When the next attempt may be made, as trio's clock has it."""
 
     async def connect(self) -> Connection:
         """A new connection.
@@ -135,11 +149,14 @@ class Connector:
 
         Cancellation: Nothing is left behind.
         """
-        if self.failures:
+        await trio.sleep_until(self.not_before)
+        try:
+            connection = await self.try_all()
+        except BaseException:
+            self.failures += 1
             longest = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(self.failures - 1, 10))
-            await trio.sleep(longest * (0.5 + self.randomness.fraction() / 2))
-        self.failures += 1
-        connection = await self.try_all()
+            self.not_before = trio.current_time() + longest * (0.5 + self.randomness.fraction() / 2)
+            raise
         self.failures = 0
         return connection
 

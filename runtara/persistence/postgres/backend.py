@@ -70,6 +70,7 @@ READERS: Final = 4
 LEASE_SECONDS: Final = 20.0
 ANSWER_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 60.0
+SETTLE_PAUSE: Final = 0.2
 
 RESERVE: Final = "UPDATE meta SET next_number = next_number + $1 WHERE one = 1 RETURNING next_number"
 
@@ -262,7 +263,8 @@ class PostgresStore:
             except StoreUnavailable:
                 if trio.current_time() >= give_up:
                     raise
-                continue  # the connector waits before it tries again
+                await trio.sleep(self.writer.randomness.fraction() * SETTLE_PAUSE)
+                continue
             self.unsettled = False
             return self.left_out if newest == self.batch else None
 

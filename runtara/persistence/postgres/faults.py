@@ -74,12 +74,16 @@ def store_error(error: BaseException, location: str) -> StoreError | None:
 
 
 def is_unknown(error: DriverError) -> bool:
-    """Whether an error of a trip that held a COMMIT leaves its outcome open (rule 2)."""
+    """Whether the connection is gone with ``error``; a COMMIT in that trip has an open outcome (rule 2)."""
     return isinstance(error, Lost) or (isinstance(error, ServerError) and error.fatal)
 
 
 def commit_unknown(error: DriverError, location: str) -> OutcomeUnknown:
     return OutcomeUnknown(f"{location}: no answer to COMMIT, it may or may not have happened ({error})")
+
+
+def is_read_only(error: BaseException) -> bool:
+    return isinstance(error, ServerError) and fault_of(error.sqlstate)[0] is StoreReadOnly
 
 
 def may_try_again(error: BaseException) -> bool:

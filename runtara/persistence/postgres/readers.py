@@ -8,7 +8,6 @@ Rules:
 4. A question is a read, so it is asked again once when the connection that was kept turns out to be lost.
 """
 
-import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -19,7 +18,7 @@ from runtara.persistence.postgres.address import Connector
 from runtara.persistence.postgres.driver import Connection, DriverError, Lost, Result, Statement
 from runtara.persistence.postgres.queries import Question
 from runtara.persistence.postgres.statements import BEGIN_SNAPSHOT, COMMIT, ROLLBACK, identifier, settings
-from runtara.persistence.postgres.writer import timeouts
+from runtara.persistence.postgres.writer import seconds_until, timeouts
 
 T = TypeVar("T")
 
@@ -94,7 +93,7 @@ class Readers:
         begin = BEGIN_SNAPSHOT if question.consistent else BEGIN_READING
         trip = [begin, self.settings, *question.statements, COMMIT]
         try:
-            results = await connection.run(trip, patience(give_up))
+            results = await connection.run(trip, seconds_until(give_up))
             return results[2:-1]
         finally:
             await self.give_back(connection)
@@ -117,8 +116,3 @@ class Readers:
         self.closed = True
         while self.idle:
             self.idle.pop().close()
-
-
-def patience(give_up: float) -> float:
-    """Seconds that are left, never none at all."""
-    return max(0.001, math.ceil((give_up - trio.current_time()) * 1000) / 1000)

@@ -24,7 +24,7 @@ from runtara.errors import OutcomeUnknown, StoreFailed, StoreUnavailable
 from runtara.persistence.postgres import schema as layout
 from runtara.persistence.postgres.address import Connector
 from runtara.persistence.postgres.driver import Connection, DriverError, Lost, Result, Statement
-from runtara.persistence.postgres.faults import commit_unknown, is_unknown, may_try_again
+from runtara.persistence.postgres.faults import commit_unknown, is_read_only, is_unknown, may_try_again
 from runtara.persistence.postgres.lease import LOOK, Lease, holder, living
 from runtara.persistence.postgres.statements import (
     BEGIN,
@@ -52,12 +52,17 @@ END_PROCESS: Final = (
 
 def timeouts(seconds: float) -> dict[str, str]:
     """The server's own bounds on a transaction whose client waits ``seconds`` for each answer."""
-    whole = max(1, round(seconds * 1000))
+    whole = max(10, round(seconds * 1000))
     return {
-        "statement_timeout": str(whole),
-        "lock_timeout": str(max(1, whole // 3)),
+        "statement_timeout": str(whole * 8 // 10),  # the server's word comes before our patience ends
+        "lock_timeout": str(whole // 3),
         "idle_in_transaction_session_timeout": str(whole),
     }
+
+
+def seconds_until(give_up: float) -> float:
+    """Seconds that are left, never none at all."""
+    return max(0.001, give_up - trio.current_time())
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -91,13 +96,13 @@ class Writer:
 
     # ------------------------------------------------------------ the connection
 
-    async def ready(self) -> Connection:
-        """The connection, at rest; a new one if there is none."""
+    async def ready(self, give_up: float) -> Connection:
+        """The connection, at rest; a new one if there is none, unless ``give_up`` comes first."""
         if self.connection is not None and not self.connection.look():
             self.drop()
         if self.connection is None:
             try:
-                with trio.fail_after(self.answer_seconds):
+                with trio.fail_at(give_up):
                     self.connection = await self.connector.connect()
             except trio.TooSlowError:
                 raise Lost(f"no connection within {self.answer_seconds:g} s") from None
@@ -142,7 +147,7 @@ class Writer:
         Raises:
             StoreLocked, StoreCorrupt, StoreTooNew, StoreFailed: See `open_postgres`.
         """
-        connection = await self.ready()
+        connection = await self.ready(trio.current_time() + self.answer_seconds)
         try:
             [answer] = await connection.run([layout.SERVER], self.answer_seconds)
             self.commit_level = layout.check_server(rows(answer)[0], self.location)
@@ -204,15 +209,14 @@ class Writer:
         Cancellation: Nothing was written, or all of it was and this returns.
         """
         async with self.turn:
+            give_up = trio.current_time() + self.answer_seconds
             for left in reversed(range(TRIES)):
-                fresh = self.connection is None
+                kept = self.connection is not None
                 try:
-                    return await self.try_once(batch, questions, then)
+                    return await self.try_once(batch, questions, then, give_up)
                 except DriverError as error:
-                    again = may_try_again(error) or (
-                        isinstance(error, Lost) and not fresh and left == TRIES - 1
-                    )
-                    if not again or left == 0:
+                    stale = kept and is_unknown(error)  # it was lost while nobody looked
+                    if left == 0 or trio.current_time() >= give_up or not (stale or may_try_again(error)):
                         raise
                 await trio.sleep(LONGEST_PAUSE * self.randomness.fraction())
         raise AssertionError("the last try returns or raises")
@@ -222,11 +226,13 @@ class Writer:
         batch: int | None,
         questions: Sequence[Statement],
         then: Callable[[Sequence[Result]], list[Writing]],
+        give_up: float,
     ) -> list[Result]:
-        connection = await self.ready()
+        connection = await self.ready(give_up)
         try:
             begin = [BEGIN, self.settings, self.lease.renew(batch)]
-            _, granted, renewed, *answers = await connection.run([*begin, *questions], self.answer_seconds)
+            left = seconds_until(give_up)
+            _, granted, renewed, *answers = await connection.run([*begin, *questions], left)
             self.require_lease(granted, renewed)
             writings = then(answers)
             statements = [writing.statement for writing in writings]
@@ -237,8 +243,10 @@ class Writer:
                 writing.check(result)
             await self.commit(connection, [COMMIT])
             return results
-        except BaseException:
+        except BaseException as error:
             await self.roll_back(connection)
+            if is_read_only(error):
+                self.drop()  # after a failover the next connection may lead to the new primary
             raise
 
     def require_lease(self, granted: Result, renewed: Result) -> None:
@@ -275,7 +283,7 @@ class Writer:
             StoreFailed: The lease was lost, and the answer with it.
         """
         async with self.turn:
-            connection = await self.ready()
+            connection = await self.ready(trio.current_time() + self.answer_seconds)
             try:
                 asked = [BEGIN, self.settings, self.lease.last_batch(), ROLLBACK]
                 results = await connection.run(asked, self.answer_seconds)
