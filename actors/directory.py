@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from runtara.actors.instance import ActivationFailed, InstanceActor, Place, Surroundings
-from runtara.actors.letters import Key, Letter, Session
+from runtara.actors.letters import Key, Letter, Session, Sink
 from runtara.actors.mailbox import Mailbox
 from runtara.actors.persistence import Activation
 from runtara.actors.supervisor import Intensity, prune_history, restart_allowed
@@ -84,8 +84,12 @@ class Entry(Place):
             old.sink.push(SupersededPush(epoch=session.epoch))
         self.directory.touch(self)
         if session.sink.abandoned:
-            self.detach(session.epoch)
-            self.directory.lose(self.key, session.epoch)
+            self.abandon(session)
+
+    def abandon(self, session: Session) -> None:
+        """Who asked for the session went away before hearing of it: the instance must be told."""
+        self.detach(session.epoch)
+        self.directory.lose(self.key, session.epoch)
 
     def deliver(self, push: Push) -> None:
         session = self.session
@@ -385,6 +389,12 @@ class Directory:
         entry = self.entries.get(key)
         if entry is not None:
             entry.detach(epoch)
+
+    def abandon(self, key: Key, sink: Sink) -> None:
+        """A registration was given up. Its session may have begun a moment ago, unheard."""
+        entry = self.entries.get(key)
+        if entry is not None and entry.session is not None and entry.session.sink is sink:
+            entry.abandon(entry.session)
 
     def close_session(self, key: Key, epoch: int, push: ClosedPush) -> None:
         """Tell a session that it is over, if it still is the live one."""

@@ -252,6 +252,8 @@ class InstanceActor(Actor[Letter]):
         work = Work(unit, self.activation, self.around.release, letter.reply)
         if stored is not after.row:
             self.note_row(work, after.row)
+            if after.row.status.is_terminal:  # with the commit, the place closes the session
+                self.state = attrs.evolve(after, connected=False)
         if self.place.watched():
             self.announce(work, after, ops)
         return work

@@ -154,7 +154,7 @@ class System:
             refuse_new=self.refuse_new,
             release=self.budget.release,
         )
-        self.directory = Directory(around, self.wake, settings, self.lose_later)
+        self.directory = Directory(around, self.wake, settings, partial(self.lose_later, crashed=False))
         self.supervisor = Supervisor(
             [
                 ChildSpec("writer", self.writer.run, shutdown_seconds=settings.store_seconds),

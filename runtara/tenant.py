@@ -163,6 +163,7 @@ class Runtime:
             registered = await heal(send, message, Registered)
         except BaseException:
             inbox.abandoned = True
+            self.system.directory.abandon(key, inbox)
             raise
         crashed = False
         try:

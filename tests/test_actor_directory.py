@@ -8,8 +8,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import runtara
-from runtara import Instance, Runtime
+from runtara import Instance, Reason, Runtime, Status
 from runtara.actors.directory import QUARANTINE_SECONDS
+from runtara.instance import Inbox
 from runtara.machine import decide
 from tests.runtimes import entry_of, runtime, scripted_runtime
 
@@ -283,3 +284,35 @@ async def test_no_next_life_begins_while_units_of_the_last_are_on_their_way(
             gate.set()
         assert rt.statistics().writer.failed_units == 0
         assert [s.payload for s in (await rt.list_signals("a")).items] == [b"2", b"1"]
+
+
+async def test_an_entry_that_comes_and_goes_in_one_moment_disturbs_nobody(autojump_clock: MockClock) -> None:
+    async with runtime() as rt:
+        key = (rt.tenant, "a")
+        await wait_all_tasks_blocked()
+
+        def watcher(_: object) -> None:
+            raise AssertionError("nothing happens")
+
+        rt.system.directory.watch(key, watcher)
+        rt.system.directory.unwatch(key, watcher)
+        assert rt.statistics().instances.live == 0
+        await wait_all_tasks_blocked()
+        assert [child.restarts for child in rt.system.supervisor.statistics().children] == [0, 0, 0, 0]
+
+
+async def test_a_session_that_began_as_its_registration_was_given_up_ends_and_no_attempt_is_counted(
+    autojump_clock: MockClock,
+) -> None:
+    """The commit came between the cancellation of the caller and the caller's next step."""
+    async with runtime() as rt, rt.register("a") as inst:
+        key = (rt.tenant, "a")
+        rt.system.directory.abandon(key, Inbox())
+        await wait_all_tasks_blocked()
+        assert (await rt.status("a")).status is Status.RUNNING
+        rt.system.directory.abandon(key, inst.inbox)
+        await wait_all_tasks_blocked()
+        view = await rt.status("a")
+        assert (view.status, view.reason) == (Status.SUSPENDED, Reason.DISCONNECTED)
+        assert (view.connected, view.record.attempt) == (False, 1)
+        assert rt.statistics().instances.sessions == 0
