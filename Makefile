@@ -47,7 +47,7 @@ bench: $(READY) ## measure speed, beside the raw limit of this machine
 	@$(BIN)/python -m benchmarks
 
 sim: $(READY) ## the deterministic simulation, many more seeds than in the tests
-	@$(BIN)/python -m tests.simulation
+	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS))
 
 crash: $(READY) ## kill -9 a writer KILLS times (default 2000), and check every word it said
 	@$(BIN)/python -m tests.crash --kills $(KILLS)

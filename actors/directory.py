@@ -10,10 +10,14 @@ Rules:
    answered `Quarantined` for `QUARANTINE_SECONDS`, and no other instance notices.
 4. An instance without a session, without watchers and without anything in flight is passivated after
    ``idle_seconds``; one that does not exist at once.
+5. While a key is *held*, it has no actor: its letters wait in the mailbox, whose bound stays what it is. The
+   live actor first handles what it has begun, and all of that is settled. When the key is released, a new
+   actor answers what waits. A key has one holder at a time.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from itertools import takewhile
 from typing import Final
 
@@ -21,19 +25,22 @@ import attrs
 import trio
 
 from runtara.actors.instance import ActivationFailed, InstanceActor, Place, Surroundings
-from runtara.actors.letters import Key, Letter, Session, Sink
+from runtara.actors.letters import Key, Letter, Session
 from runtara.actors.mailbox import Mailbox
 from runtara.actors.persistence import Activation
 from runtara.actors.supervisor import Intensity, prune_history, restart_allowed
 from runtara.actors.wake import WakeScheduler
 from runtara.config import Settings
 from runtara.errors import (
+    InstanceNotFound,
     Overloaded,
     Quarantined,
     RuntaraError,
     RuntimeClosed,
     StoreError,
+    StoreUnavailable,
 )
+from runtara.link import Sink, Watcher
 from runtara.messages import Change, ClosedPush, Push, SupersededPush
 from runtara.records import InstanceRecord
 
@@ -43,9 +50,6 @@ INTENSITY: Final = Intensity(restarts=3, seconds=5.0)
 QUARANTINE_SECONDS: Final = 10.0
 RELOAD_SECONDS: Final = 0.5
 """Before an instance that somebody is attached to is loaded again after the store did not answer."""
-
-Watcher = Callable[[Change | None], None]
-"""Takes a change; None says that no more will come, because the runtime is closed. Must not raise."""
 
 
 class Entry(Place):
@@ -111,6 +115,10 @@ class Entry(Place):
         if record.status.is_terminal:
             self.deliver(ClosedPush(status=record.status, reason=record.reason))
 
+    @property
+    def held(self) -> bool:
+        return self.key in self.directory.held
+
     # ------------------------------------------------------------ sessions and rest
 
     def detach(self, epoch: int) -> None:
@@ -141,6 +149,14 @@ class Entry(Place):
             and not actor.parked
             and self.mailbox.statistics().waiting
         )
+
+
+class Hold:
+    """What a holder of keys waits for, and who waits for it (rule 5)."""
+
+    def __init__(self) -> None:
+        self.actor_gone = trio.Event()
+        self.released = trio.Event()
 
 
 @attrs.frozen(kw_only=True)
@@ -174,6 +190,7 @@ class Directory:
         """Entries without a session, by the time of their last letter, oldest first."""
         self.idle_changed = trio.Event()
         self.session_gone = trio.Event()
+        self.held: dict[Key, Hold] = {}
         self.nursery: trio.Nursery | None = None
         self.closed = False
         self.failures = 0
@@ -251,7 +268,7 @@ class Directory:
                 nursery.cancel_scope.cancel()
 
     def activate(self, entry: Entry) -> None:
-        if self.nursery is not None:
+        if self.nursery is not None and not entry.held:
             entry.scope = trio.CancelScope()
             self.nursery.start_soon(self.live, entry, entry.scope)
 
@@ -262,16 +279,22 @@ class Directory:
             while again:
                 with scope:
                     await self.live_once(entry)
-                again = entry.needs_actor and not self.closed
+                again = entry.needs_actor and not self.closed and not entry.held
                 entry.scope = scope = trio.CancelScope()
         finally:
             entry.scope = None
             self.forget(entry)
+            if entry.held:
+                self.held[entry.key].actor_gone.set()
 
     async def live_once(self, entry: Entry) -> None:
         """One life of the instance's actor. Returns when it ended, well or badly."""
-        if entry.activation is not None:
-            await entry.activation.settled()
+        try:
+            if entry.activation is not None:
+                await entry.activation.settled()
+        except StoreError as error:
+            await self.answer_and_rest(entry, error)
+            return
         activation = Activation(f"{entry.key[0]}/{entry.key[1]}", lambda: self.end_life(entry))
         actor = InstanceActor(entry, entry.mailbox, self.around, activation)
         entry.activation, entry.actor = activation, actor
@@ -279,10 +302,8 @@ class Directory:
             await actor.load()
             await actor.run()
         except StoreError as error:
-            self.answer_all(entry, error)
             activation.failed = True
-            if entry.needs_actor:
-                await trio.sleep(RELOAD_SECONDS)
+            await self.answer_and_rest(entry, error)
         except ActivationFailed:
             logger.info("instance %s: reloaded after a change that was not written", actor.name)
         except Exception as error:
@@ -290,6 +311,12 @@ class Directory:
         finally:
             actor.abandon_parked()
             entry.actor = None
+
+    async def answer_and_rest(self, entry: Entry, error: StoreError) -> None:
+        """The instance cannot be loaded now."""
+        self.answer_all(entry, error)
+        if entry.needs_actor:
+            await trio.sleep(RELOAD_SECONDS)
 
     def end_life(self, entry: Entry) -> None:
         """A change was not written: the actor's memory is wrong."""
@@ -329,6 +356,70 @@ class Directory:
         logger.warning("instance %s/%s: its actor is killed", *key)
         entry.scope.cancel()
         return True
+
+    # ------------------------------------------------------------ holds
+
+    @asynccontextmanager
+    async def hold(self, keys: Collection[Key]) -> AsyncGenerator[None, None]:
+        """Keep actors away (rule 5). In the block nothing of these instances is queued or being written.
+
+        Waits while another one holds any of the keys, and then takes all of them at once, so two holders
+        never wait for each other.
+
+        Raises:
+            RuntimeClosed: The runtime is closed.
+            StoreUnavailable: A change of an instance is not settled, and nobody can tell when it will be.
+
+        Cancellation: the keys are released.
+        """
+        while (other := next((self.held[key] for key in keys if key in self.held), None)) is not None:
+            await other.released.wait()
+        if self.closed:
+            raise RuntimeClosed("the runtime is closed")
+        hold = Hold()
+        self.held.update(dict.fromkeys(keys, hold))
+        try:
+            for key in keys:
+                await self.quieten(key, hold)
+            yield
+        finally:
+            self.release(keys, hold)
+
+    async def quieten(self, key: Key, hold: Hold) -> None:
+        """Wait until the actor of a held key is gone, and all that it wrote is settled."""
+        entry = self.entries.get(key)
+        if entry is None:
+            return
+        while entry.scope is not None:
+            if entry.actor is None or entry.mailbox.statistics().waiting:
+                entry.scope.cancel()  # else it ends by itself, after what it has begun
+            hold.actor_gone = trio.Event()
+            await hold.actor_gone.wait()
+        if entry.activation is not None:
+            await entry.activation.settled()
+
+    def release(self, keys: Collection[Key], hold: Hold) -> None:
+        for key in keys:
+            del self.held[key]
+        hold.released.set()
+        for key in keys:
+            entry = self.entries.get(key)
+            if entry is not None and entry.scope is None and entry.needs_actor:
+                self.activate(entry)
+
+    def let_go(self, key: Key) -> None:
+        """The instance of a held key was purged: whoever is attached hears so, and the id starts clean."""
+        entry = self.entries.get(key)
+        if entry is None:
+            return
+        error = InstanceNotFound(key[1])
+        watchers, entry.watchers = entry.watchers or (), None
+        for watcher in watchers:
+            watcher(error)
+        if entry.session is not None:
+            entry.session.sink.end(error)
+            entry.detach(entry.session.epoch)
+        entry.failures, entry.quarantined_until = (), 0.0
 
     # ------------------------------------------------------------ rest
 
@@ -382,7 +473,7 @@ class Directory:
             if entry.session is not None:
                 entry.session.sink.end(error)
             for watcher in entry.watchers or ():
-                watcher(None)
+                watcher(error)
 
     def detach(self, key: Key, epoch: int) -> None:
         """The session of ``epoch`` is over, if there still is one."""
@@ -402,11 +493,23 @@ class Directory:
         if entry is not None and entry.session is not None and entry.session.epoch == epoch:
             entry.deliver(push)
 
+    def has_session(self, key: Key, epoch: int) -> bool:
+        """Whether the session of ``epoch`` is live."""
+        entry = self.entries.get(key)
+        return entry is not None and entry.session is not None and entry.session.epoch == epoch
+
     def sessions(self) -> list[tuple[Key, int]]:
         """Key and epoch of every live session."""
         return [
             (key, entry.session.epoch) for key, entry in self.entries.items() if entry.session is not None
         ]
+
+    async def settled(self) -> None:
+        """Wait until every change that was decided before is settled, as far as the store can tell."""
+        for entry in list(self.entries.values()):
+            if entry.activation is not None:
+                with suppress(StoreUnavailable):
+                    await entry.activation.settled()
 
     async def session_ended(self) -> None:
         """Wait until a session ends."""

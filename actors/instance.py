@@ -29,7 +29,7 @@ from runtara.clock import Clock
 from runtara.errors import ActorFailed, Overloaded, RuntaraError
 from runtara.limits import Limits
 from runtara.machine import Decision, Facts, InstanceState, decide, needs
-from runtara.messages import Change, ClosedPush, Push, Reply, SignalPush
+from runtara.messages import Attach, Change, ClosedPush, Push, Register, Reply, SignalPush
 from runtara.persistence.store import Loaded, Store, Unit
 from runtara.records import (
     AcknowledgeSignal,
@@ -38,6 +38,7 @@ from runtara.records import (
     ErrorRecord,
     EventRecord,
     FinishCompensationAttempt,
+    FinishStep,
     InstanceRecord,
     Op,
     PutPayload,
@@ -46,6 +47,7 @@ from runtara.records import (
     SetCompensation,
     SettleWait,
     SignalRecord,
+    StepRecord,
     WaitRecord,
 )
 
@@ -66,6 +68,9 @@ class Surroundings:
     limits: Limits
     known_ids: int
     refuse_new: Callable[[], RuntaraError | None]
+    """Why no new instance is taken, if that is so."""
+    refuse_sessions: Callable[[], RuntaraError | None]
+    """Why no session may begin, if that is so."""
     release: Callable[[int], None]
     """Gives bytes back to the budget."""
 
@@ -84,6 +89,11 @@ class Place:
 
     def deliver(self, push: Push) -> None:
         """Hand a push to the live session."""
+        raise NotImplementedError
+
+    @property
+    def held(self) -> bool:
+        """Whether the actor must end after what it has begun."""
         raise NotImplementedError
 
     def watched(self) -> bool:
@@ -146,9 +156,9 @@ class InstanceActor(Actor[Letter]):
             self.place.announce(change_of(state, ("snapshot",)))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Handle letters until cancelled; an instance that does not exist needs no actor any longer."""
+        """Handle letters until cancelled or held; an instance that does not exist needs no actor."""
         task_status.started()
-        while True:
+        while not self.place.held:
             await self.handle_each(await self.mailbox.get_all())
             if self.state is None and not self.mailbox.statistics().items:
                 return
@@ -204,6 +214,10 @@ class InstanceActor(Actor[Letter]):
         finder = self.facts
         open_needs = [need for need in needs(self.state, letter.message) if not finder.certain(need)]
         facts = await finder.find(open_needs) if open_needs else finder.base
+        if isinstance(letter.message, Register | Attach):
+            refusal = self.around.refuse_sessions()
+            if refusal is not None:
+                raise refusal
         if self.state is None:
             refuse_new = self.around.refuse_new()
             if refuse_new is not None:
@@ -338,6 +352,7 @@ def state_of(loaded: Loaded, session: Session | None) -> InstanceState:
         waits=() if over else loaded.waits,
         compensations=loaded.compensations,
         last_error=loaded.last_error,
+        steps=loaded.steps,
         connected=session is not None and session.epoch == record.epoch,
         shown=shown_ids(loaded, session),
     )
@@ -356,6 +371,8 @@ KINDS: Final[dict[type[Op], str]] = {
     WaitRecord: "wait",
     SettleWait: "wait",
     EventRecord: "event",
+    StepRecord: "step",
+    FinishStep: "step",
     SignalRecord: "signal",
     AcknowledgeSignal: "signal",
     RetryAttemptRecord: "attempt",

@@ -1,32 +1,18 @@
 """What travels to an instance's actor, and the session that its pushes travel back to."""
 
-from typing import Protocol
+import logging
 
 import attrs
 
 from runtara.actors.mailbox import Future
-from runtara.errors import RuntaraError
-from runtara.messages import Push, Reply, Request
+from runtara.errors import RuntaraError, RuntimeFault
+from runtara.link import Done, Sink
+from runtara.messages import Reply, Request
+
+logger = logging.getLogger("runtara.actors")
 
 Key = tuple[str, str]
 """(tenant id, instance id)."""
-
-
-class Sink(Protocol):
-    """Where the pushes of a session go."""
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether whoever asked for the session went away before it began."""
-        ...
-
-    def push(self, push: Push) -> None:
-        """Take a push. Must not block, must not raise, and must keep within a bound of its own."""
-        ...
-
-    def end(self, error: RuntaraError) -> None:
-        """Nothing more will be pushed, because of ``error``. Must not raise."""
-        ...
 
 
 class Letter:
@@ -49,3 +35,27 @@ class Session:
 
     epoch: int
     sink: Sink
+
+
+class Told(Future[Reply]):
+    """A reply that is handed to a function, so that nobody has to wait for it in a task of its own."""
+
+    __slots__ = ("done_with",)
+
+    def __init__(self, done: Done) -> None:
+        super().__init__()
+        self.done_with = done
+
+    def _complete(self) -> None:
+        super()._complete()
+        error = self._error
+        if error is None:
+            answer: Reply | RuntaraError = self._value
+        elif isinstance(error, RuntaraError):
+            answer = error
+        else:
+            answer = RuntimeFault(f"the request failed: {error}")
+        try:
+            self.done_with(answer)
+        except Exception:  # the writer, which calls this, has others to answer
+            logger.exception("an answer could not be handed on")

@@ -9,8 +9,11 @@ Rules:
 3. Nothing was written and the store may come back: the units stay, and the store is asked again with growing
    delays, until the oldest of them has waited for ``store_seconds``.
 4. The store refused a value: the batch is halved and written again, so one bad unit fails alone.
-5. The commit itself failed: the store is asked what became of it before anything else.
-6. The store is damaged: nothing is acknowledged any more, and the runtime stops (`StoreFailed`).
+5. The commit itself failed: the store is asked what became of it before anything else, again and again
+   while it does not answer. Callers that have waited for ``store_seconds`` meanwhile hear `OutcomeUnknown`,
+   and `StoreUnavailable` for what has not been tried; but the units stay what they are until the store tells.
+6. The store is damaged, or will never tell: nothing is acknowledged any more, and the runtime stops
+   (`StoreFailed`).
 7. A write that has begun is never torn by a cancellation; it ends first. Units that are left when the actor
    is lost fail with `OutcomeUnknown`.
 """
@@ -49,10 +52,14 @@ ReplyTo = Future[Reply]
 LOST: Final = ActorFailed("an earlier change of the instance failed")
 
 
+def unsettled() -> StoreUnavailable:
+    return StoreUnavailable("an earlier change of the instance is not settled yet")
+
+
 class Activation:
     """One life of an instance's actor, as the writer knows it."""
 
-    __slots__ = ("failed", "last", "name", "on_failure", "outstanding", "waiters")
+    __slots__ = ("failed", "given_up", "last", "name", "on_failure", "outstanding", "waiters")
 
     def __init__(self, name: str, on_failure: Callable[[], None]) -> None:
         self.name = name
@@ -61,6 +68,8 @@ class Activation:
         self.last: Work | None = None
         """The unit submitted last, until nothing is outstanding: an idle instance holds no payload."""
         self.failed = False
+        self.given_up = False
+        """Whether a unit may be in the store, its callers have heard so, and the store does not tell."""
         self.waiters: list[Future[None]] | None = None
 
     def fail(self) -> None:
@@ -74,14 +83,28 @@ class Activation:
         if self.outstanding:
             return
         self.last = None
-        if self.waiters:
-            waiters, self.waiters = self.waiters, None
-            for waiter in waiters:
-                waiter.set(None)
+        self.given_up = False
+        self.wake()
+
+    def give_up(self) -> None:
+        """Nobody waits any longer for what is outstanding."""
+        self.given_up = True
+        self.wake()
+
+    def wake(self) -> None:
+        waiters, self.waiters = self.waiters or (), None
+        for waiter in waiters:
+            waiter.set(None)
 
     async def settled(self) -> None:
-        """Wait until nothing of this activation is queued or being written."""
+        """Wait until nothing of this activation is queued or being written.
+
+        Raises:
+            StoreUnavailable: Nobody can tell when that will be (rule 5).
+        """
         while self.outstanding:
+            if self.given_up:
+                raise unsettled()
             waiter: Future[None] = Future()
             self.waiters = [*(self.waiters or ()), waiter]
             await waiter.wait()
@@ -90,7 +113,17 @@ class Activation:
 class Work:
     """A unit, and what leaves when it is on disk."""
 
-    __slots__ = ("activation", "asker", "effects", "release", "replies", "settled", "unit", "waits_since")
+    __slots__ = (
+        "activation",
+        "asker",
+        "effects",
+        "given_up",
+        "release",
+        "replies",
+        "settled",
+        "unit",
+        "waits_since",
+    )
 
     def __init__(
         self, unit: Unit, activation: Activation, release: Callable[[int], None], asker: ReplyTo
@@ -103,8 +136,14 @@ class Work:
         self.effects: list[Callable[[], None]] | None = None
         self.replies: list[tuple[ReplyTo, Reply | RuntaraError]] = []
         self.settled = False
+        self.given_up: RuntaraError | None = None
+        """What callers hear who will not wait until it is settled."""
         self.waits_since: float | None = None
         """When it was submitted, if the store was away then."""
+
+    def waits_from(self, away_since: float) -> float:
+        """Since when it waits for a store that is away since an instant."""
+        return away_since if self.waits_since is None else self.waits_since
 
     def after(self, effect: Callable[[], None]) -> None:
         """Do ``effect`` once the unit is on disk; it must not raise."""
@@ -114,14 +153,30 @@ class Work:
 
     def reply(self, future: ReplyTo, reply: Reply | RuntaraError) -> None:
         """Answer ``future`` once the unit is on disk."""
-        self.replies.append((future, reply))
+        if self.given_up is not None:
+            future.fail(self.given_up)
+        else:
+            self.replies.append((future, reply))
+
+    def give_up(self, error: RuntaraError) -> None:
+        """Answer everybody who waits, or will; the unit itself stays open."""
+        self.given_up = error
+        for future, _ in self.replies:
+            future.fail(error)
+        self.replies.clear()
+        self.activation.give_up()
 
     def commit(self) -> None:
         """The unit is on disk: let everything leave."""
         self.settled = True
+        if self.given_up is not None:
+            self.activation.given_up = False
         if self.effects is not None:
             for effect in self.effects:
-                effect()
+                try:
+                    effect()
+                except Exception:  # of foreign code that it ends in; the others must be answered all the same
+                    logger.exception("an effect of a change of %s failed", self.activation.name)
         for future, reply in self.replies:
             if isinstance(reply, RuntaraError):
                 future.fail(reply)
@@ -173,6 +228,8 @@ class PersistenceActor:
         self.failed_units = 0
         self.degraded_since: float | None = None
         self.damage: StoreFailed | None = None
+        self.unsettled: OutcomeUnknown | None = None
+        """Why the store must be asked what became of the last batch, before it takes another one."""
 
     def submit(self, work: Work) -> None:
         """Queue a unit. The runtime's budget keeps the queue within its bound; over it, the unit fails."""
@@ -180,6 +237,9 @@ class PersistenceActor:
         work.activation.last = work
         if self.damage is not None:
             work.fail(self.damage)
+            return
+        if work.activation.given_up:
+            work.fail(unsettled())
             return
         if self.degraded_since is not None:
             work.waits_since = trio.current_time()
@@ -191,10 +251,12 @@ class PersistenceActor:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         try:
+            if self.unsettled is not None:
+                await self.settle([], self.unsettled)
             while True:
-                self.batch = await self.queue.get_all()
                 while self.batch:
                     await self.write(self.next_chunk())
+                self.batch = await self.queue.get_all()
         finally:
             self.abandon()
 
@@ -227,6 +289,13 @@ class PersistenceActor:
         if not works:
             return
         try:
+            await self.try_to_write(works)
+        except BaseException:
+            self.batch = [*works, *self.batch]  # `abandon` answers them
+            raise
+
+    async def try_to_write(self, works: list[Work]) -> None:
+        try:
             left_out = await self.insist(works)
         except StoreRefused as error:
             await self.halve(works, error)
@@ -236,9 +305,6 @@ class PersistenceActor:
             self.stop(works, error)
         except StoreError as error:
             self.fail(works, error)
-        except BaseException:
-            self.batch = [*works, *self.batch]  # `abandon` answers them
-            raise
         else:
             self.resolve(works, left_out)
             await self.maintain()
@@ -253,7 +319,7 @@ class PersistenceActor:
                     left_out = await self.store.apply(units)
             except StoreUnavailable as error:
                 away_since = self.note_trouble(error)
-                oldest = min(away_since if work.waits_since is None else work.waits_since for work in works)
+                oldest = min(work.waits_from(away_since) for work in works)
                 if trio.current_time() + delay > oldest + self.settings.store_seconds:
                     raise
                 await trio.sleep(delay)
@@ -299,18 +365,52 @@ class PersistenceActor:
         await self.write(works[:middle])
 
     async def settle(self, works: list[Work], error: OutcomeUnknown) -> None:
-        """The commit failed; the store knows whether it happened all the same."""
-        try:
-            with trio.CancelScope(shield=True):
-                left_out = await self.store.settle()
-        except StoreError as trouble:
-            logger.error("the outcome of a commit could not be settled: %s", trouble)
-            self.stop(works, StoreFailed(error.message), answer=error)
+        """The commit failed; the store knows whether it happened all the same (rule 5)."""
+        self.unsettled = error
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.answer_overdue, works, error, trio.current_time())
+            outcome = await self.ask_until_settled(error)
+            nursery.cancel_scope.cancel()
+        self.unsettled = None
+        if isinstance(outcome, StoreFailed):
+            self.stop(works, outcome, answer=error)
             return
-        if left_out is None:
-            self.fail(works, StoreUnavailable(error.message))
+        self.note_health()
+        if outcome is None:
+            self.fail(works, StoreUnavailable(f"{error.message}; it did not happen"))
         else:
-            self.resolve(works, left_out)
+            self.resolve(works, outcome)
+
+    async def ask_until_settled(self, error: OutcomeUnknown) -> frozenset[int] | StoreFailed | None:
+        """What the store says of its last batch; `StoreFailed` if it will never tell."""
+        delay = FIRST_DELAY
+        while True:
+            try:
+                with trio.CancelScope(shield=True):
+                    return await self.store.settle()
+            except StoreError as trouble:
+                if not trouble.retryable:
+                    kind = type(trouble) if isinstance(trouble, StoreFailed) else StoreFailed
+                    return kind(f"{error.message}; it could not be settled: {trouble.message}")
+                self.note_trouble(trouble)
+            await trio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY)
+
+    async def answer_overdue(self, works: list[Work], error: OutcomeUnknown, since: float) -> None:
+        """While ``works`` cannot be settled, let nobody wait for longer than ``store_seconds``."""
+        unknown = OutcomeUnknown(error.message, retry_after_seconds=LONGEST_DELAY)
+        while True:
+            await trio.sleep(LONGEST_DELAY)
+            limit = trio.current_time() + LONGEST_DELAY - self.settings.store_seconds
+            for work in works:
+                if work.given_up is None and work.waits_from(since) <= limit:
+                    work.give_up(unknown)
+            waiting, self.batch = [*self.batch, *self.queue.take_nowait()], []
+            for work in waiting:
+                if work.waits_from(since) <= limit:
+                    self.fail([work], StoreUnavailable("the store does not answer; this was not tried"))
+                else:
+                    self.batch.append(work)
 
     async def maintain(self) -> None:
         try:

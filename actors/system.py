@@ -4,6 +4,7 @@
     instances    the directory, which hosts one actor per live instance
     wake         the wake scheduler
     recovery     ends the sessions that nobody has: of a runtime that died, or left while the store was away
+    retention    purges what has ended and is kept no longer
 
 Rules:
 
@@ -17,6 +18,7 @@ Rules:
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -25,10 +27,12 @@ import trio
 
 from runtara.actors.directory import Directory, DirectoryStatistics
 from runtara.actors.instance import Surroundings
-from runtara.actors.letters import Key, Letter, Sink
+from runtara.actors.letters import Key, Letter, Told
 from runtara.actors.mailbox import Future
 from runtara.actors.numbers import Numbers
 from runtara.actors.persistence import PersistenceActor, WriterStatistics
+from runtara.actors.purge import Purger
+from runtara.actors.retention import RetentionActor, RetentionStatistics
 from runtara.actors.supervisor import (
     ChildSpec,
     Intensity,
@@ -49,7 +53,19 @@ from runtara.errors import (
     StoreRefused,
     TooManyInstances,
 )
-from runtara.messages import AskShutdown, ChangeReply, ClosedPush, ForceSuspend, Reply, Request, SessionLost
+from runtara.limits import MAX_INT
+from runtara.link import Done, Sink
+from runtara.machine.liveness import Stuck, Violation
+from runtara.messages import (
+    AskShutdown,
+    ChangeReply,
+    ClosedPush,
+    ForceSuspend,
+    GetStatus,
+    Reply,
+    Request,
+    SessionLost,
+)
 from runtara.persistence.store import Due, Store, StoreStatistics
 from runtara.records import Status
 from runtara.validation import check, size_of
@@ -119,6 +135,7 @@ class SystemStatistics:
     instances: DirectoryStatistics
     writer: WriterStatistics
     wake: WakeStatistics
+    retention: RetentionStatistics
     store: StoreStatistics
     budget_used: int
     draining: bool
@@ -137,9 +154,16 @@ class System:
         self.writer = PersistenceActor(store, settings, self.damaged)
         self.wake = WakeScheduler(store, clock, settings)
         self.draining = False
+        self.suspending = False
+        """Whether a drain is past its patience: what runs is suspended, and no session begins any more."""
+        self.hurried = False
+        self.patience = trio.CancelScope()
+        """Of a drain that waits for its sessions."""
         self.fatal: RuntaraError | None = None
         self.left: dict[tuple[Key, int], bool] = {}
         """Sessions that are over, unknown to their instances: key and epoch; whether they crashed."""
+        self.orphans_lost = False
+        """Whether all that a dead runtime left running was told, or taken over."""
         self.left_changed = trio.Event()
         self.scope = trio.CancelScope()
         self.ready = trio.Event()
@@ -152,15 +176,19 @@ class System:
             limits=self.limits,
             known_ids=settings.known_ids,
             refuse_new=self.refuse_new,
+            refuse_sessions=self.refuse_sessions,
             release=self.budget.release,
         )
         self.directory = Directory(around, self.wake, settings, partial(self.lose_later, crashed=False))
+        self.purger = Purger(store, self.directory, self.damaged)
+        self.retention = RetentionActor(self.purger, clock, settings)
         self.supervisor = Supervisor(
             [
                 ChildSpec("writer", self.writer.run, shutdown_seconds=settings.store_seconds),
                 ChildSpec("instances", self.directory.run),
                 ChildSpec("wake", partial(self.wake.run, self.wake_instance)),
                 ChildSpec("recovery", self.recover),
+                ChildSpec("retention", self.retention.run, shutdown_seconds=settings.store_seconds),
             ],
             name="runtime",
             strategy=Strategy.REST_FOR_ONE,
@@ -192,6 +220,28 @@ class System:
             raise
         return await letter.reply.wait()
 
+    async def submit(self, key: Key, message: Request, sink: Sink | None, done: Done) -> None:
+        """Send a request and return once it stands in line; ``done`` gets its answer, or why there is none.
+
+        Cancellation: the request was not sent, or it stands in line.
+        """
+        try:
+            message = check(message, self.limits)
+            size = size_of(message)
+            if self.budget.fits(size):
+                self.budget.used += size
+            else:
+                await self.budget.wait(size)
+            letter = Letter(message, size, sink)
+            letter.reply = Told(done)
+            try:
+                self.directory.post(key, letter)
+            except RuntaraError:
+                self.budget.release(size)
+                raise
+        except RuntaraError as error:
+            done(error)
+
     async def wake_instance(self, key: Key, message: Request) -> Reply:
         return await self.request(key, message)
 
@@ -205,6 +255,10 @@ class System:
                 retry_after_seconds=self.settings.idle_seconds,
             )
         return None
+
+    def refuse_sessions(self) -> RuntaraError | None:
+        """Why no session may begin, not even of a known instance, if that is so."""
+        return Draining("the runtime is shutting down") if self.suspending else None
 
     # ------------------------------------------------------------ life
 
@@ -242,10 +296,17 @@ class System:
         """Ask all sessions to suspend, wait for them, and suspend the rest, due at once."""
         self.draining = True
         await self.tell_sessions(lambda epoch: AskShutdown(epoch=epoch))
-        with trio.move_on_after(self.settings.drain_seconds):
+        with trio.move_on_after(0 if self.hurried else self.settings.drain_seconds) as self.patience:
             while self.directory.sessions():
                 await self.directory.session_ended()
+        self.suspending = True
+        await self.directory.settled()  # a session that was beginning has begun, or never will
         await self.tell_sessions(lambda epoch: ForceSuspend(epoch=epoch))
+
+    def hurry(self) -> None:
+        """Wait no longer for sessions that drain."""
+        self.hurried = True
+        self.patience.cancel()
 
     async def tell_sessions(self, message: Callable[[int], Request]) -> None:
         async with trio.open_nursery() as nursery:
@@ -299,6 +360,7 @@ class System:
                     nursery.start_soon(self.lose, (due.tenant_id, due.instance_id), message)
             after = found[-1].row
             found = await self.orphans(after)
+        self.orphans_lost = True
 
     async def lose(self, key: Key, message: SessionLost) -> None:
         """Tell an instance that its session is over, again and again while that is not possible."""
@@ -322,11 +384,43 @@ class System:
 
     # ------------------------------------------------------------ seeing
 
+    async def violations(self, tenant_id: str | None, limit: int) -> list[Violation]:
+        """At most ``limit`` running instances whose session nobody has; None: of all tenants.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        found: list[Violation] = []
+        after = 0
+        while len(found) < limit and (page := await self.store.running(MAX_INT, after, RECOVERY_PAGE)):
+            for due in page:
+                key = (due.tenant_id, due.instance_id)
+                if tenant_id in (None, key[0]) and not self.has_owner(key, due.epoch):
+                    found += await self.without_owner(key, due.epoch)
+            after = page[-1].row
+        return found[:limit]
+
+    def has_owner(self, key: Key, epoch: int) -> bool:
+        """Whether somebody has the session of ``epoch``, or will tell its instance that it is over."""
+        assert self.numbers.first is not None
+        within_grace = epoch < self.numbers.first and not self.orphans_lost
+        return within_grace or (key, epoch) in self.left or self.directory.has_session(key, epoch)
+
+    async def without_owner(self, key: Key, epoch: int) -> list[Violation]:
+        """Look again once the instance's actor has said all it knew: a registration may be on its way."""
+        with suppress(RuntimeFault):  # one that cannot be asked is judged by its row
+            await self.request(key, GetStatus())
+        record = await self.store.find(*key)
+        if record is None or record.status is not Status.RUNNING or record.epoch != epoch:
+            return []
+        return [] if self.has_owner(key, epoch) else [Violation(stuck=Stuck.NO_SESSION, record=record)]
+
     def statistics(self) -> SystemStatistics:
         return SystemStatistics(
             instances=self.directory.statistics(),
             writer=self.writer.statistics(),
             wake=self.wake.statistics(),
+            retention=self.retention.statistics(),
             store=self.store.statistics(),
             budget_used=self.budget.used,
             draining=self.draining,

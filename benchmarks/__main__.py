@@ -14,10 +14,14 @@ import click
 from benchmarks import profile
 from benchmarks.checkpoints import lateness, rates, saturated
 from benchmarks.figures import FULL, QUICK, Effort, Figure, table
+from benchmarks.gateway import gateway
 from benchmarks.growth import growth
+from benchmarks.lists import lists, steps
 from benchmarks.machine import describe
 from benchmarks.memory import memory
+from benchmarks.postgres import postgres
 from benchmarks.reopening import reopening
+from benchmarks.retention import retention
 from benchmarks.signals import signals
 
 Measurement = Callable[[Path, Effort], Iterator[Figure]]
@@ -30,6 +34,11 @@ MEASUREMENTS: dict[str, tuple[str, Measurement]] = {
     "reopening": ("Opening again", reopening),
     "growth": ("A large file", growth),
     "signals": ("Events and signals", signals),
+    "lists": ("Lists of a large store", lists),
+    "steps": ("Steps of one instance", steps),
+    "retention": ("The purge of what has ended", retention),
+    "postgres": ("PostgreSQL, 100-byte states", postgres),
+    "gateway": ("The gateway, server and clients in two processes", gateway),
 }
 
 

@@ -10,19 +10,24 @@ docs are public.
 
 from runtara.clock import Clock, SystemClock
 from runtara.config import Settings
+from runtara.connecting import connect
 from runtara.errors import (
     ERROR_CODES,
     ActorFailed,
     AlreadyFinished,
+    BadExport,
     CallerError,
     CheckpointNotFound,
     Conflict,
     Draining,
     ErrorNotFound,
+    Forbidden,
     GuardFailed,
+    ImportUnfinished,
     InstanceFailed,
     InstanceNotFound,
     InvalidInstanceState,
+    LeaseLost,
     OutcomeUnknown,
     Overloaded,
     PayloadTooLarge,
@@ -35,19 +40,24 @@ from runtara.errors import (
     SignalQueueFull,
     StaleEpoch,
     StoreCorrupt,
+    StoreDenied,
     StoreError,
     StoreFailed,
     StoreFull,
     StoreLocked,
+    StoreNotFound,
     StoreReadOnly,
     StoreRefused,
     StoreTooNew,
+    StoreTooOld,
     StoreUnavailable,
     TooManyInstances,
+    Unauthorized,
     ValidationError,
     WatchLagged,
 )
 from runtara.instance import Compensation, Instance
+from runtara.machine.liveness import Stuck, Violation
 from runtara.messages import (
     AckReply,
     Change,
@@ -64,7 +74,8 @@ from runtara.messages import (
     SignalsReply,
     WaitReply,
 )
-from runtara.persistence.store import EventFilter, InstanceOrder, Page
+from runtara.persistence.store import Growth, InstanceOrder, Page
+from runtara.reader import Reader
 from runtara.records import (
     CheckpointRecord,
     CompensationAttemptRecord,
@@ -83,12 +94,16 @@ from runtara.records import (
     SignalRecord,
     SignalType,
     Status,
+    StepRecord,
+    StepStatus,
+    WaitKind,
     WaitOutcome,
+    WaitRecord,
     to_datetime,
     to_us,
 )
-from runtara.runtime import open_runtime
-from runtara.tenant import Runtime
+from runtara.runtime import open_reader, open_runtime, restore
+from runtara.tenant import Health, Runtime
 
 __version__ = "0.1.0"
 
@@ -97,6 +112,7 @@ __all__ = [
     "AckReply",
     "ActorFailed",
     "AlreadyFinished",
+    "BadExport",
     "CallerError",
     "Change",
     "ChangeReply",
@@ -117,12 +133,15 @@ __all__ = [
     "ErrorNotFound",
     "ErrorRecord",
     "ErrorSeverity",
-    "EventFilter",
     "EventRecord",
     "EventReply",
     "EventType",
+    "Forbidden",
     "FoundCheckpoint",
+    "Growth",
     "GuardFailed",
+    "Health",
+    "ImportUnfinished",
     "Instance",
     "InstanceFailed",
     "InstanceNotFound",
@@ -130,12 +149,14 @@ __all__ = [
     "InstanceRecord",
     "InstanceView",
     "InvalidInstanceState",
+    "LeaseLost",
     "OutcomeUnknown",
     "Overloaded",
     "Page",
     "PayloadTooLarge",
     "PeerError",
     "Quarantined",
+    "Reader",
     "Reason",
     "Registered",
     "RetryAttemptRecord",
@@ -154,22 +175,35 @@ __all__ = [
     "SignalsReply",
     "StaleEpoch",
     "Status",
+    "StepRecord",
+    "StepStatus",
     "StoreCorrupt",
+    "StoreDenied",
     "StoreError",
     "StoreFailed",
     "StoreFull",
     "StoreLocked",
+    "StoreNotFound",
     "StoreReadOnly",
     "StoreRefused",
     "StoreTooNew",
+    "StoreTooOld",
     "StoreUnavailable",
+    "Stuck",
     "SystemClock",
     "TooManyInstances",
+    "Unauthorized",
     "ValidationError",
+    "Violation",
+    "WaitKind",
     "WaitOutcome",
+    "WaitRecord",
     "WaitReply",
     "WatchLagged",
+    "connect",
+    "open_reader",
     "open_runtime",
+    "restore",
     "to_datetime",
     "to_us",
 ]

@@ -8,6 +8,7 @@ import attrs
 
 from runtara.errors import ValidationError
 from runtara.limits import MAX_INT, MEBIBYTE, Limits
+from runtara.retention import parse_policy
 
 PREFIX: Final = "RUNTARA_"
 SYNCHRONOUS: Final = ("FULL", "NORMAL", "OFF", "EXTRA")
@@ -69,6 +70,14 @@ class Settings:
     """Deadlines kept in memory; with more of them, the horizon is nearer."""
     concurrent_wakes: int = count(200)
     """Instances that are being woken at once."""
+    retention: str = ""
+    """How long instances that have ended are kept: rules such as `completed=30d, failed=90d,
+    acme/completed=7d, bank/failed=keep`. What no rule names is kept for ever."""
+    retention_seconds: float = seconds(3600.0, least=1.0)
+    """From the end of one pass of the retention to the next; the first one comes soon after the start."""
+    size_warning_bytes: int = count(10 * 1024 * MEBIBYTE, least=0)
+    """Without a retention, a store that has reached this size is told of in the log, and again whenever it
+    has doubled; 0: never."""
 
     def __attrs_post_init__(self) -> None:
         if self.synchronous not in SYNCHRONOUS:  # the words as SQLite writes them
@@ -77,6 +86,7 @@ class Settings:
             if "least" in field.metadata:
                 check_number(field.name, getattr(self, field.name), field.type, field.metadata["least"])
         self.limits()
+        parse_policy(self.retention)
 
     def limits(self) -> Limits:
         """The bounds of one instance."""
@@ -116,8 +126,8 @@ def settings_from(environment: Mapping[str, str], **arguments: Any) -> Settings:
     return Settings(**values)
 
 
-def parse(name: str, text: str, kind: Any) -> Any:
+def parse(name: str, text: str, kind: Any, prefix: str = PREFIX) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise ValidationError(PREFIX + name.upper(), f"{text!r} is not a {kind.__name__}") from None
+        raise ValidationError(prefix + name.upper(), f"{text!r} is not a {kind.__name__}") from None

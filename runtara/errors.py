@@ -69,7 +69,10 @@ class ValidationError(CallerError):
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}", details={"field": field, "problem": problem})
-        self.field = field
+
+    @property
+    def field(self) -> str:
+        return str(self.details.get("field"))
 
 
 class PayloadTooLarge(CallerError):
@@ -84,7 +87,10 @@ class PayloadTooLarge(CallerError):
             f"{field}: {size} bytes, the limit is {limit}",
             details={"field": field, "size": size, "limit": limit},
         )
-        self.field = field
+
+    @property
+    def field(self) -> str:
+        return str(self.details.get("field"))
 
 
 class InstanceNotFound(CallerError):
@@ -162,7 +168,10 @@ class AlreadyFinished(CallerError):
             f"the instance is {status}",
             details={"status": status, "reason": reason, "finished_us": finished_us},
         )
-        self.status = status
+
+    @property
+    def status(self) -> str:
+        return str(self.details.get("status"))
 
 
 class Conflict(CallerError):
@@ -174,7 +183,10 @@ class Conflict(CallerError):
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}", details={"field": field, "problem": problem})
-        self.field = field
+
+    @property
+    def field(self) -> str:
+        return str(self.details.get("field"))
 
 
 class StaleEpoch(CallerError):
@@ -235,6 +247,23 @@ class RuntimeClosed(CallerError):
     http_status = 503
 
 
+class BadExport(CallerError):
+    """An export that is cut off, was changed, or was never one; the details name the line and the field."""
+
+    code = "bad_export"
+    meaning = "The export is cut off, changed, or none; details.line and details.field say where."
+    http_status = 400
+
+    def __init__(self, line: int, field: str, problem: str) -> None:
+        super().__init__(
+            f"line {line}: {field}: {problem}", details={"line": line, "field": field, "problem": problem}
+        )
+
+    @property
+    def field(self) -> str:
+        return str(self.details.get("field"))
+
+
 class WatchLagged(CallerError):
     """A watcher did not read for so long that its buffer overflowed; watch again for the present state."""
 
@@ -256,8 +285,37 @@ class InstanceFailed(CallerError):
             f"the instance is {status}" + (f": {error}" if error else ""),
             details={"status": status, "reason": reason, "error": error},
         )
-        self.status = status
-        self.error = error
+
+    @property
+    def status(self) -> str:
+        return str(self.details.get("status"))
+
+    @property
+    def error(self) -> str | None:
+        found = self.details.get("error")
+        return None if found is None else str(found)
+
+
+class Unauthorized(CallerError):
+    """There is no token, or not a good one; the message never says which token."""
+
+    code = "unauthorized"
+    meaning = "The token is missing, unknown, expired or revoked."
+    http_status = 401
+
+
+class Forbidden(CallerError):
+    """The token does not allow this."""
+
+    code = "forbidden"
+    meaning = "The token's roles do not allow this; details.operation names it."
+    http_status = 403
+
+    def __init__(self, operation: str, roles: str) -> None:
+        super().__init__(
+            f"{operation}: not allowed to {roles or 'nobody'}",
+            details={"operation": operation, "roles": roles},
+        )
 
 
 # ---------------------------------------------------------------- the peer
@@ -329,6 +387,21 @@ class StoreCorrupt(StoreFailed):
     meaning = "The file is damaged, or is no store of this program."
 
 
+class LeaseLost(StoreFailed):
+    """Another runtime has taken the store over; this one can write nothing any more, and stops."""
+
+    code = "lease_lost"
+    meaning = "Another runtime has taken the store over; this one stops, nothing more of it is written."
+    http_status = 409
+
+
+class StoreDenied(StoreError):
+    """The database does not let this user in, or there is no such database."""
+
+    code = "store_denied"
+    meaning = "The database does not let this user in, or there is no such database or user."
+
+
 class StoreLocked(StoreError):
     """Another runtime holds the store; the message says who."""
 
@@ -337,11 +410,35 @@ class StoreLocked(StoreError):
     http_status = 409
 
 
+class StoreNotFound(StoreError):
+    """There is no store at this place, and whoever only reads makes none."""
+
+    code = "store_not_found"
+    meaning = "There is no store at this place, and whoever only reads makes none."
+    http_status = 404
+
+
+class StoreTooOld(StoreError):
+    """The store has an older layout, and whoever only reads does not change it; open it for writing once."""
+
+    code = "store_too_old"
+    meaning = "The store has an older layout; open it for writing once, which brings it up to date."
+    http_status = 409
+
+
 class StoreTooNew(StoreError):
     """The store was written by a newer version of this program and was left untouched."""
 
     code = "store_too_new"
     meaning = "The store was written by a newer version of this program; it was left untouched."
+    http_status = 409
+
+
+class ImportUnfinished(StoreError):
+    """An import into this store was begun and has not ended; no runtime opens it before it has."""
+
+    code = "import_unfinished"
+    meaning = "An import into this store has not ended: run it again, or discard it."
     http_status = 409
 
 
@@ -413,3 +510,19 @@ ERROR_CODES: dict[str, ErrorCode] = {
     cls.code: ErrorCode(cls.code, cls.meaning, cls.retryable, cls.http_status, cls)
     for cls in walk(RuntaraError)
 }
+
+
+def restored(
+    code: str, message: str, details: Details, retryable: bool, retry_after_seconds: float | None
+) -> RuntaraError:
+    """An error that came over a connection, as the exception that it was.
+
+    A code that this program does not know becomes a plain `RuntaraError` that keeps ``retryable``.
+    """
+    known = ERROR_CODES.get(code)
+    kind = RuntaraError if known is None else known.exception
+    error = kind.__new__(kind)
+    RuntaraError.__init__(error, message, details=details, retry_after_seconds=retry_after_seconds)
+    if known is None:
+        vars(error).update(code=code, retryable=retryable)
+    return error

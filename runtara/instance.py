@@ -8,7 +8,8 @@ Rules:
 1. Every call returns after its effect is on disk. A call that raises a retryable error, or is cancelled, may
    or may not have taken effect; called again with the same ids it takes effect once.
 2. Faults that the same request under the same ids can heal (a lost actor, an unknown outcome) are healed
-   here, up to `HEALING_ATTEMPTS` times in a row; the caller sees them only when that does not help.
+   here, up to `HEALING_ATTEMPTS` times in a row; the caller sees them only when that does not help, or when
+   they say themselves how long to wait.
 3. Signals are shown by `Instance.signals` until they are acknowledged, in the order of their acceptance, and
    once per iterator. They are copies: losing one loses nothing.
 """
@@ -100,7 +101,9 @@ async def heal(send: Send, message: Request, kind: type[T]) -> T:
         begun = trio.current_time()
         try:
             reply = await send(message)
-        except (ActorFailed, OutcomeUnknown, GuardFailed):
+        except (ActorFailed, OutcomeUnknown, GuardFailed) as error:
+            if error.retry_after_seconds is not None:
+                raise
             waited = trio.current_time() - begun > HEALTHY_SECONDS
             failures = 1 if waited else failures + 1
             if failures == HEALING_ATTEMPTS:

@@ -15,6 +15,11 @@ MAX_INT: Final = 2**63 - 1
 
 MEBIBYTE: Final = 1024 * 1024
 
+OPEN_STEPS: Final = 1000
+"""Running steps of one instance that are known to its actor; older ones stay running in the list."""
+STEP_TEXT: Final = 4096
+"""Characters of a step's id, name or type, or of a scope's id, that an event may tell; more count as none."""
+
 
 @attrs.frozen(kw_only=True)
 class Limits:

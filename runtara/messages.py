@@ -47,6 +47,13 @@ class Register:
 
 
 @attrs.frozen(kw_only=True)
+class Attach:
+    """Go on with the session of ``epoch``, whose connection was lost with the server that held it."""
+
+    epoch: int
+
+
+@attrs.frozen(kw_only=True)
 class SaveCheckpoint:
     """Store a result under a name, or find the one stored before."""
 
@@ -286,6 +293,7 @@ SessionRequest = (
 
 Request = (
     Register
+    | Attach
     | SessionRequest
     | GetCheckpoint
     | GetStatus

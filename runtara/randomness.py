@@ -3,7 +3,9 @@
 It is given to the runtime, so that a simulation can give one with a seed.
 """
 
+import base64
 import random
+import secrets
 import uuid
 from typing import Protocol
 
@@ -13,6 +15,10 @@ class Randomness(Protocol):
 
     def identifier(self) -> str:
         """A text that nobody else makes: 32 hexadecimal digits."""
+        ...
+
+    def secret(self) -> str:
+        """256 bits that nobody can guess, as 43 characters that are safe in a URL."""
         ...
 
     def fraction(self) -> float:
@@ -26,6 +32,9 @@ class SystemRandomness:
     def identifier(self) -> str:
         return uuid.uuid4().hex
 
+    def secret(self) -> str:
+        return secrets.token_urlsafe(32)
+
     def fraction(self) -> float:
         return random.random()
 
@@ -38,6 +47,9 @@ class SeededRandomness:
 
     def identifier(self) -> str:
         return f"{self.random.getrandbits(128):032x}"
+
+    def secret(self) -> str:
+        return base64.urlsafe_b64encode(self.random.randbytes(32)).decode().rstrip("=")
 
     def fraction(self) -> float:
         return self.random.random()

@@ -18,6 +18,8 @@ from typing import Final
 
 import attrs
 
+from runtara.payloads import json_object
+
 EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -152,6 +154,14 @@ class WaitOutcome(Named):
     ELAPSED = 0
     RECEIVED = 1
     TIMED_OUT = 2
+
+
+class StepStatus(Named):
+    """How a step that an instance reported is going."""
+
+    RUNNING = 0
+    COMPLETED = 1
+    FAILED = 2
 
 
 class PayloadKind(Named):
@@ -313,10 +323,66 @@ class EventRecord:
     """The caller's timestamp where it is in range, else the time of acceptance."""
     applied: bool = True
     """Whether it changed the instance; a completion that came too late is stored and not applied."""
+    scope_id: str | None = None
+    """Of a custom event whose payload is a JSON object with this key; so is ``parent_scope_id``."""
+    parent_scope_id: str | None = None
 
     @property
     def created_at(self) -> datetime.datetime:
         return to_datetime(self.created_us)
+
+
+@attrs.frozen(kw_only=True)
+class StepRecord:
+    """A step, as the custom events ``step_debug_start`` and ``step_debug_end`` told of it.
+
+    A step that runs twice in one scope is two records. An end without a start makes none. What the events
+    hold is not stored again: a list reads it back from them, for the steps of its page only.
+    """
+
+    revision: int
+    """Of the event that began it."""
+    step_id: str
+    step_name: str | None = None
+    step_type: str | None = None
+    status: StepStatus = StepStatus.RUNNING
+    scope_id: str | None = None
+    parent_scope_id: str | None = None
+    started_us: int
+    finished_us: int | None = None
+    end_revision: int | None = None
+    """Of the event that ended it."""
+    start_payload: bytes | None = None
+    """Of the event that began it, where the list read it."""
+    end_payload: bytes | None = None
+
+    @property
+    def started_at(self) -> datetime.datetime:
+        return to_datetime(self.started_us)
+
+    @property
+    def completed_at(self) -> datetime.datetime | None:
+        return None if self.finished_us is None else to_datetime(self.finished_us)
+
+    @property
+    def duration_ms(self) -> float | None:
+        """True milliseconds, to the microsecond; never negative, whatever the caller's clock did."""
+        return None if self.finished_us is None else max(0, self.finished_us - self.started_us) / 1000
+
+    @property
+    def inputs(self) -> object:
+        """What the step was given, as JSON values; None if its event did not say."""
+        return (json_object(self.start_payload) or {}).get("inputs")
+
+    @property
+    def outputs(self) -> object:
+        """What the step gave, as JSON values."""
+        return (json_object(self.end_payload) or {}).get("outputs")
+
+    @property
+    def error(self) -> object:
+        """Why the step failed, as JSON values."""
+        return (json_object(self.end_payload) or {}).get("error")
 
 
 @attrs.frozen(kw_only=True)
@@ -461,6 +527,16 @@ class AcknowledgeSignal:
 
 
 @attrs.frozen(kw_only=True)
+class FinishStep:
+    """End the step that the event of revision ``start_revision`` began."""
+
+    start_revision: int
+    end_revision: int
+    status: StepStatus
+    finished_us: int
+
+
+@attrs.frozen(kw_only=True)
 class SetCompensation:
     """Move one compensation to another state."""
 
@@ -486,6 +562,7 @@ Op = (
     | CheckpointRecord
     | WaitRecord
     | EventRecord
+    | StepRecord
     | SignalRecord
     | RetryAttemptRecord
     | ErrorRecord
@@ -493,6 +570,7 @@ Op = (
     | RequestRecord
     | PutPayload
     | SettleWait
+    | FinishStep
     | AcknowledgeSignal
     | SetCompensation
     | FinishCompensationAttempt

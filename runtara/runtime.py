@@ -11,6 +11,7 @@ Rules:
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import trio
@@ -22,9 +23,12 @@ from runtara.errors import ValidationError
 from runtara.executor import Executor, InlineExecutor, ThreadExecutor
 from runtara.ids import check_tenant_id
 from runtara.persistence.sqlite import open_sqlite
+from runtara.persistence.sqlite.restore import restore_sqlite
 from runtara.persistence.store import Store
 from runtara.randomness import Randomness, SystemRandomness
-from runtara.tenant import Runtime
+from runtara.reader import Reader
+from runtara.tenant import Runtime, local_runtime
+from runtara.transfer.unfinished import require_whole
 from runtara.urls import MEMORY, is_postgres, sqlite_path
 
 
@@ -54,6 +58,7 @@ async def open_runtime(
         ValidationError: The url or a setting is ill formed.
         StoreLocked: Another runtime holds the store; the message names its process.
         StoreTooNew, StoreCorrupt, StoreReadOnly: The store cannot be used; it was left as it was.
+        ImportUnfinished: An import into the store was begun and has not ended.
         StoreUnavailable: The database does not answer.
         StoreFailed: The store failed while the runtime was open; what was acknowledged is on disk.
 
@@ -61,11 +66,10 @@ async def open_runtime(
     """
     check_tenant_id(tenant)
     chosen = settings_from(os.environ, **settings)
-    async with (
-        open_store(url, chosen, randomness or SystemRandomness(), inline) as store,
-        run_runtime(store, clock or default_clock(), chosen, randomness, tenant) as runtime,
-    ):
-        yield runtime
+    async with open_store(url, chosen, randomness or SystemRandomness(), inline) as store:
+        await require_whole(store)
+        async with run_runtime(store, clock or default_clock(), chosen, randomness, tenant) as runtime:
+            yield runtime
 
 
 @asynccontextmanager
@@ -80,16 +84,83 @@ async def open_store(
     path = sqlite_path(url)
     without_threads = inline if inline is not None else path == MEMORY or runs_on_mock_clock()
     async with (
-        open_executors(without_threads) as (writer, reader),
-        open_sqlite(path, synchronous=settings.synchronous, writer=writer, reader=reader) as store,
+        open_executors(without_threads) as (writer, reader, lister),
+        open_sqlite(
+            path, synchronous=settings.synchronous, writer=writer, reader=reader, lister=lister
+        ) as store,
     ):
         yield store
+
+
+@asynccontextmanager
+async def open_reader(
+    url: str = "sqlite:///runtara.db", *, tenant: str | None = None
+) -> AsyncGenerator[Reader, None]:
+    """Open a store to look at it, also while a program works on it. Nothing in it is changed.
+
+    Args:
+        url: As in `open_runtime`; a store in memory has no other readers.
+        tenant: Whose instances are seen; None: everybody's.
+
+    Raises:
+        ValidationError: The url or the tenant is ill formed.
+        StoreNotFound: There is no store.
+        StoreTooOld, StoreTooNew: Another version of this program has made it.
+        StoreCorrupt: It is damaged, or no store of this program.
+        StoreUnavailable, StoreDenied: The database does not answer, or does not let this user in.
+    """
+    if tenant is not None:
+        check_tenant_id(tenant)
+    async with open_store_to_read(url) as store:
+        yield Reader(store, tenant)
+
+
+@asynccontextmanager
+async def open_store_to_read(url: str) -> AsyncIterator[Store]:
+    if is_postgres(url):
+        async with postgres_door()(url, randomness=SystemRandomness(), read_only=True) as store:
+            yield store
+        return
+    path = sqlite_path(url)
+    if path == MEMORY:
+        raise ValidationError("url", "names a store in memory, which only its own program can read")
+    async with (
+        open_executors(runs_on_mock_clock()) as (writer, reader, lister),
+        open_sqlite(path, writer=writer, reader=reader, lister=lister, read_only=True) as store,
+    ):
+        yield store
+
+
+async def restore(backup: str, url: str, *, replace: bool = False) -> int:
+    """Make a SQLite store from a file that `Reader.backup` made; returns its bytes.
+
+    Args:
+        backup: Path of the file.
+        url: Where the store is to be; no runtime may have it open.
+        replace: Put it in the place of a store that is there.
+
+    Raises:
+        ValidationError: The url is no SQLite file's, there is no backup, or (without ``replace``) there is
+            something in its place.
+        StoreLocked: A runtime has the store open; the message names its process.
+        StoreCorrupt, StoreTooNew: The backup is damaged, or is none of this program's.
+        StoreError: The store cannot be written. As with all others, what was there is as it was.
+    """
+    if is_postgres(url):
+        raise ValidationError("url", "is PostgreSQL's, which is restored by its own tools")
+    path = sqlite_path(url)
+    if path == MEMORY:
+        raise ValidationError("url", "names a store in memory")
+    async with open_executors(runs_on_mock_clock()) as (writer, *_):
+        return await writer.run(partial(restore_sqlite, backup, path, replace=replace))
 
 
 class PostgresDoor(Protocol):
     """`runtara.persistence.postgres.open_postgres`, as it is called here."""
 
-    def __call__(self, url: str, *, randomness: Randomness) -> AbstractAsyncContextManager[Store]: ...
+    def __call__(
+        self, url: str, *, randomness: Randomness, read_only: bool = False
+    ) -> AbstractAsyncContextManager[Store]: ...
 
 
 def postgres_door() -> PostgresDoor:
@@ -108,14 +179,16 @@ def postgres_door() -> PostgresDoor:
 
 
 @asynccontextmanager
-async def open_executors(inline: bool) -> AsyncIterator[tuple[Executor, Executor]]:
-    """One executor for the writer and one for the readers."""
+async def open_executors(inline: bool) -> AsyncIterator[tuple[Executor, Executor, Executor]]:
+    """One executor for the writer, one for what actors ask, and one for what may take long."""
     writer: Executor = InlineExecutor() if inline else ThreadExecutor("runtara-writer", donate=True)
     reader: Executor = InlineExecutor() if inline else ThreadExecutor("runtara-reader")
+    lister: Executor = InlineExecutor() if inline else ThreadExecutor("runtara-lister")
     try:
-        yield writer, reader
+        yield writer, reader, lister
     finally:
         with trio.CancelScope(shield=True):
+            await lister.close()
             await reader.close()
             await writer.close()
 
@@ -130,7 +203,7 @@ async def run_runtime(
 ) -> AsyncGenerator[Runtime, None]:
     """Run a runtime on a store that is open already; the store stays open. See `open_runtime`."""
     system = System(store, clock, settings)
-    runtime = Runtime(system, randomness or SystemRandomness(), tenant)
+    runtime = local_runtime(system, randomness or SystemRandomness(), tenant)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_system, system, nursery.cancel_scope)

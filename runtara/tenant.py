@@ -1,16 +1,17 @@
 """`Runtime`: everything a program can do with a runtime, for one tenant."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import datetime
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, TypeVar
 
+import attrs
 import trio
 
-from runtara.actors.letters import Key
+from runtara.actors.mailbox import twin_of
 from runtara.actors.system import System, SystemStatistics
 from runtara.errors import (
-    CheckpointNotFound,
     InstanceFailed,
     InstanceNotFound,
     RuntaraError,
@@ -18,8 +19,10 @@ from runtara.errors import (
     ValidationError,
     WatchLagged,
 )
-from runtara.ids import check_instance_id, check_tenant_id
+from runtara.ids import TenantId, check_instance_id, check_tenant_id
 from runtara.instance import Inbox, Instance, heal
+from runtara.link import Link, Sink, Watcher
+from runtara.machine.liveness import Violation
 from runtara.messages import (
     Change,
     ChangeReply,
@@ -37,28 +40,20 @@ from runtara.messages import (
     SessionLost,
     SignalReply,
 )
+from runtara.operations import Role
 from runtara.persistence.store import (
     DEFAULT_PAGE,
-    EventFilter,
-    InstanceFilter,
-    InstanceOrder,
-    Page,
-    PageRequest,
-    R,
 )
+from runtara.questions import Asker, question, question_for_admins, question_for_anyone
 from runtara.randomness import Randomness
+from runtara.reader import Reader
 from runtara.records import (
-    CheckpointRecord,
-    CompensationAttemptRecord,
-    ErrorRecord,
-    EventRecord,
-    EventType,
-    InstanceRecord,
-    RetryAttemptRecord,
-    SignalRecord,
     SignalType,
     Status,
 )
+from runtara.retention import ENDED
+from runtara.tokens import Made, Token, Tokens
+from runtara.validation import check_int, instant_us
 from runtara.words import member
 
 T = TypeVar("T", bound=Reply)
@@ -67,57 +62,120 @@ WATCH_BUFFER: Final = 1000
 LEAVE_SECONDS: Final = 5.0
 
 
-class LocalPort:
-    """A `Port` to an instance of this process."""
+class LocalLink:
+    """A `Link` to the actors of this process."""
 
-    __slots__ = ("key", "system")
+    __slots__ = ("system", "tenant")
 
-    def __init__(self, system: System, key: Key) -> None:
+    def __init__(self, system: System, tenant: str) -> None:
         self.system = system
-        self.key = key
+        self.tenant = tenant
+
+    async def request(self, instance_id: str, message: Request, sink: Sink | None = None) -> Reply:
+        return await self.system.request((self.tenant, instance_id), message, sink)
+
+    async def watch(self, instance_id: str, watcher: Watcher) -> None:
+        self.system.directory.watch((self.tenant, instance_id), watcher)
+
+    def unwatch(self, instance_id: str, watcher: Watcher) -> None:
+        self.system.directory.unwatch((self.tenant, instance_id), watcher)
+
+    def give_up(self, instance_id: str, sink: Sink) -> None:
+        self.system.directory.abandon((self.tenant, instance_id), sink)
+
+    def end_session(self, instance_id: str, epoch: int, crashed: bool, told: bool) -> None:
+        key = (self.tenant, instance_id)
+        self.system.directory.detach(key, epoch)
+        if not told:
+            self.system.lose_later(key, epoch, crashed)
+
+
+class InstancePort:
+    """A `Port` to one instance."""
+
+    __slots__ = ("instance_id", "runtime")
+
+    def __init__(self, runtime: "Runtime", instance_id: str) -> None:
+        self.runtime = runtime
+        self.instance_id = instance_id
 
     async def request(self, message: Request) -> Reply:
-        return await self.system.request(self.key, message)
+        return await self.runtime.link.request(self.instance_id, message)
 
     async def compensations(self) -> CompensationView:
-        loaded = await self.system.store.load(*self.key, 1)
-        if loaded is None:
-            raise InstanceNotFound(self.key[1])
-        return CompensationView(
-            state=loaded.record.compensation_state,
-            reason=loaded.record.compensation_reason,
-            compensations=tuple(
-                sorted(loaded.compensations, key=lambda c: (c.order, c.revision), reverse=True)
-            ),
-        )
+        return await self.runtime.compensations(self.instance_id)
 
     async def compensation_data(self, checkpoint_id: str) -> bytes:
-        record = await self.system.store.find(*self.key)
-        data = None
-        if record is not None:
-            data = await self.system.store.compensation_data(record.row, checkpoint_id)
-        if data is None:
-            raise CheckpointNotFound(checkpoint_id)
-        return data
+        return await self.runtime.compensation_data(self.instance_id, checkpoint_id)
 
 
-class Runtime:
+@attrs.frozen(kw_only=True)
+class Health:
+    """A runtime whose store has just answered."""
+
+    degraded_seconds: float | None
+    """How long its writes have been waiting for the store; None if they are not."""
+    draining: bool
+    """Whether it is shutting down."""
+    live: int
+    """Instances in memory."""
+    sessions: int
+    queued: int
+    """Changes on their way to the store."""
+    file_bytes: int | None
+    log_bytes: int | None
+    """Of the write-ahead log, where the store has one of its own."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it takes new work and writes it."""
+        return self.degraded_seconds is None and not self.draining
+
+
+class Runtime(Reader):
     """A runtime, for one tenant. Made by `open_runtime` and `Runtime.for_tenant`."""
 
-    def __init__(self, system: System, randomness: Randomness, tenant: str) -> None:
-        self.system = system
-        self.randomness = randomness
-        self.tenant = check_tenant_id(tenant)
+    tenant: TenantId
 
-    def __repr__(self) -> str:
-        return f"<Runtime of tenant {self.tenant!r}>"
+    def __init__(
+        self,
+        link: Link,
+        randomness: Randomness,
+        tenant: str,
+        *,
+        here: System | None = None,
+        asker: Asker | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:
+        super().__init__(None if here is None else here.store, check_tenant_id(tenant), asker)
+        self.link = link
+        self.randomness = randomness
+        self.here = here
+        """The actors, if they are in this process."""
+        self.tokens = tokens
+        """Those of the gateway, if one is served; else they are read when they are asked for."""
+
+    @property
+    def system(self) -> System:
+        """The actors. Raises `ValidationError` on a client, which has none."""
+        if self.here is None:
+            raise ValidationError("runtime", "is on the other side of a connection; this needs it here")
+        return self.here
 
     def for_tenant(self, tenant: str) -> "Runtime":
-        """The same runtime, for another tenant. Raises `ValidationError` for an ill-formed id."""
-        return Runtime(self.system, self.randomness, tenant)
+        """The same runtime, for another tenant; a client connects with ``tenant`` instead.
 
-    def port(self, instance_id: str) -> LocalPort:
-        return LocalPort(self.system, (self.tenant, check_instance_id(instance_id)))
+        Raises:
+            ValidationError: The id is ill formed, or this is a client.
+        """
+        return local_runtime(self.system, self.randomness, tenant, self.tokens)
+
+    def reader(self, tenant: str | None = None) -> Reader:
+        """The questions that need the store only, of another tenant, or of all of them."""
+        return Reader(self.store, tenant)
+
+    def port(self, instance_id: str) -> InstancePort:
+        return InstancePort(self, check_instance_id(instance_id))
 
     # ------------------------------------------------------------ sessions
 
@@ -152,18 +210,17 @@ class Runtime:
         registration goes on from its checkpoints. Left by an exception (other than a cancellation), it
         counts as a crash: ``attempt`` rises, until there is progress.
         """
-        key = (self.tenant, check_instance_id(instance_id))
+        port = self.port(instance_id)
         inbox = Inbox()
         message = Register(
             checkpoint_id=checkpoint_id, workflow=workflow, definition_version=definition_version
         )
-        port = LocalPort(self.system, key)
-        send = partial(self.system.request, key, sink=inbox)
+        send = partial(self.link.request, instance_id, sink=inbox)
         try:
             registered = await heal(send, message, Registered)
         except BaseException:
             inbox.abandoned = True
-            self.system.directory.abandon(key, inbox)
+            self.link.give_up(instance_id, inbox)
             raise
         crashed = False
         try:
@@ -175,7 +232,7 @@ class Runtime:
             if inbox.ended is None:
                 await self.leave(port, registered.epoch, crashed)
 
-    async def leave(self, port: LocalPort, epoch: int, crashed: bool) -> None:
+    async def leave(self, port: InstancePort, epoch: int, crashed: bool) -> None:
         """End a session. Shielded, within `LEAVE_SECONDS`; what then fails goes on in the background."""
         told = False
         with (
@@ -184,9 +241,7 @@ class Runtime:
         ):
             await heal(port.request, SessionLost(epoch=epoch, crashed=crashed), ChangeReply)
             told = True
-        self.system.directory.detach(port.key, epoch)
-        if not told:
-            self.system.lose_later(port.key, epoch, crashed)
+        self.link.end_session(port.instance_id, epoch, crashed, told)
 
     # ------------------------------------------------------------ signals
 
@@ -263,6 +318,52 @@ class Runtime:
         """
         return await heal(self.port(instance_id).request, ForceTerminate(error=error), ChangeReply)
 
+    # ------------------------------------------------------------ deleting
+
+    @question
+    async def purge(self, instance_id: str) -> None:
+        """Delete an instance that has ended, with all its history. Its id may be used again, from the start.
+
+        Raises:
+            InstanceNotFound: There is none.
+            InvalidInstanceState: It has not ended; it does not notice.
+            StoreError: It may be gone. Asked again, `InstanceNotFound` says that it is.
+
+        Cancellation: It is gone, or it is there as it was.
+        """
+        await self.system.purger.purge((self.tenant, check_instance_id(instance_id)))
+
+    @question
+    async def purge_finished(
+        self,
+        before: datetime.datetime | int,
+        *,
+        statuses: Collection[Status | str] = (),
+        limit: int | None = None,
+    ) -> int:
+        """Delete instances that ended before an instant, with all their history; returns how many.
+
+        In small batches, status by status and oldest first, so that live instances hardly notice.
+
+        Args:
+            before: An aware datetime, or microseconds of UTC; compared with the end of an instance.
+            statuses: ``completed``, ``failed``, ``cancelled``; empty: all three.
+            limit: How many at most; None: all there are.
+
+        Raises:
+            ValidationError: Naming the argument.
+            StoreError: Some may be gone.
+
+        Cancellation: Some may be gone, each of them whole. What is left of their history is deleted later.
+        """
+        before_us = instant_us(before, "before")
+        chosen = {member(Status, status, "statuses") for status in statuses} or set(ENDED.values())
+        if not chosen <= set(ENDED.values()):
+            raise ValidationError("statuses", f"must be among {', '.join(ENDED)}")
+        if limit is not None:
+            check_int(limit, "limit", least=1)
+        return await self.system.purger.purge_finished(self.tenant, sorted(chosen), before_us, limit)
+
     # ------------------------------------------------------------ seeing
 
     async def status(self, instance_id: str) -> InstanceView:
@@ -289,39 +390,40 @@ class Runtime:
             A context manager that gives an async iterator of `Change`, in order of revision, without gaps.
 
         Raises:
-            InstanceNotFound: At once.
+            InstanceNotFound: At once, or from the iterator when the instance was purged.
             WatchLagged: From the iterator, when its reader was `WATCH_BUFFER` changes behind.
             RuntimeClosed: From the iterator, when the runtime ended before the instance.
         """
-        key = (self.tenant, check_instance_id(instance_id))
+        check_instance_id(instance_id)
         send, receive = trio.open_memory_channel[Change](WATCH_BUFFER)
-        lagged = trio.Event()
+        stream = ChangeStream(receive)
 
-        def watcher(change: Change | None) -> None:
-            if change is None:
-                send.close()
-                return
+        def watcher(change: Change | RuntaraError) -> None:
             try:
-                send.send_nowait(change)
+                if isinstance(change, RuntaraError):
+                    stream.end(change)
+                    send.close()
+                else:
+                    send.send_nowait(change)
             except trio.WouldBlock:
-                lagged.set()
+                stream.end(WatchLagged(f"the watcher is {WATCH_BUFFER} changes behind"))
                 send.close()
             except (trio.ClosedResourceError, trio.BrokenResourceError):
                 pass  # lagged before, or the reader is just leaving
 
-        self.system.directory.watch(key, watcher)
+        await self.link.watch(instance_id, watcher)
         try:
-            view = await self.get(instance_id)
+            stream.begin(snapshot(await self.get(instance_id)))
             async with receive:
-                yield ChangeStream(snapshot(view), receive, lagged)
+                yield stream
         finally:
-            self.system.directory.unwatch(key, watcher)
+            self.link.unwatch(instance_id, watcher)
 
     async def result(self, instance_id: str) -> bytes | None:
         """Wait until an instance has ended; returns its output.
 
         Raises:
-            InstanceNotFound: At once.
+            InstanceNotFound: At once, or because it was purged meanwhile.
             InstanceFailed: It failed or was cancelled; ``status`` and ``error`` say how.
             RuntimeClosed: The runtime ended before the instance.
 
@@ -336,179 +438,108 @@ class Runtime:
             except WatchLagged:
                 continue
         view = await self.get(instance_id)
+        if not view.status.is_terminal:  # purged meanwhile, and another one has its id
+            raise InstanceNotFound(instance_id)
         if view.status is not Status.COMPLETED:
             raise InstanceFailed(view.status.word, view.reason.word if view.reason else None, view.error)
         return view.output
 
-    # ------------------------------------------------------------ lists
+    # ------------------------------------------------------------ tokens
 
-    async def list_instances(
-        self,
-        *,
-        statuses: frozenset[Status] = frozenset(),
-        workflow: str | None = None,
-        id_prefix: str | None = None,
-        created_from_us: int | None = None,
-        created_before_us: int | None = None,
-        finished_from_us: int | None = None,
-        finished_before_us: int | None = None,
-        order: InstanceOrder = InstanceOrder.CREATED,
-        limit: int = DEFAULT_PAGE,
-        cursor: str | None = None,
-        descending: bool = True,
-    ) -> Page[InstanceRecord]:
-        """One page of the tenant's instances; ``page.next`` is the cursor of the next one.
+    @question_for_admins
+    async def create_token(
+        self, *, roles: Collection[str], seconds: float | None = None, name: str = ""
+    ) -> Made:
+        """A new token for the tenant, and its text, which is shown this once: only its hash is kept.
 
-        Ranges are half open, in microseconds of UTC (`runtara.to_us` makes them from a datetime).
+        Args:
+            roles: ``instance``, ``worker``, ``operator``, ``admin``: what its bearer may do.
+            seconds: How long it is good for; None: until it is revoked.
+            name: Whose it is, for people; up to 200 characters.
 
         Raises:
-            ValidationError: ``limit`` or ``cursor``.
+            ValidationError: Naming the argument.
         """
-        where = InstanceFilter(
-            tenant_id=self.tenant,
-            statuses=statuses,
-            workflow=workflow,
-            id_prefix=id_prefix,
-            created_from_us=created_from_us,
-            created_before_us=created_before_us,
-            finished_from_us=finished_from_us,
-            finished_before_us=finished_before_us,
-        )
-        page = PageRequest(limit=limit, cursor=cursor, descending=descending)
-        return await self.system.store.list_instances(where, order, page)
+        words = {role.value: role for role in Role}
+        if isinstance(roles, str) or not set(roles) <= set(words):
+            raise ValidationError("roles", f"must be among {', '.join(words)}")
+        chosen = frozenset(words[role] for role in roles)
+        tokens = await self.all_tokens()
+        return await tokens.create(tenant_id=self.tenant, roles=chosen, seconds=seconds, name=name)
 
-    async def count_instances(
-        self,
-        *,
-        statuses: frozenset[Status] = frozenset(),
-        workflow: str | None = None,
-        id_prefix: str | None = None,
-        created_from_us: int | None = None,
-        created_before_us: int | None = None,
-        finished_from_us: int | None = None,
-        finished_before_us: int | None = None,
-    ) -> int:
-        """How many instances `list_instances` would give in all."""
-        where = InstanceFilter(
-            tenant_id=self.tenant,
-            statuses=statuses,
-            workflow=workflow,
-            id_prefix=id_prefix,
-            created_from_us=created_from_us,
-            created_before_us=created_before_us,
-            finished_from_us=finished_from_us,
-            finished_before_us=finished_before_us,
-        )
-        return await self.system.store.count_instances(where)
+    @question_for_admins
+    async def list_tokens(self) -> tuple[Token, ...]:
+        """The tokens of the tenant, oldest first; none holds its secret."""
+        tokens = await self.all_tokens()
+        return tuple(token for token in tokens.listed() if token.tenant_id == self.tenant)
 
-    async def list_checkpoints(
-        self,
-        instance_id: str,
-        *,
-        limit: int = DEFAULT_PAGE,
-        cursor: str | None = None,
-        descending: bool = True,
-    ) -> Page[CheckpointRecord]:
-        """One page of checkpoints; ``limit``, ``cursor`` and ``descending`` as in `list_instances`."""
-        return await self.list_records(
-            instance_id, CheckpointRecord, PageRequest(limit=limit, cursor=cursor, descending=descending)
-        )
+    @question_for_admins
+    async def revoke_token(self, token_id: str) -> bool:
+        """End a token of the tenant now, on open connections too; whether there was one."""
+        tokens = await self.all_tokens()
+        known = tokens.known.get(token_id)
+        if known is None or known.token.tenant_id != self.tenant:
+            return False
+        return await tokens.revoke(token_id)
 
-    async def list_events(
-        self,
-        instance_id: str,
-        *,
-        type: EventType | str | None = None,
-        subtype: str | None = None,
-        limit: int = DEFAULT_PAGE,
-        cursor: str | None = None,
-        descending: bool = True,
-    ) -> Page[EventRecord]:
-        """One page of events, newest first by default."""
-        where = EventFilter(type=None if type is None else member(EventType, type, "type"), subtype=subtype)
-        return await self.list_records(
-            instance_id, EventRecord, PageRequest(limit=limit, cursor=cursor, descending=descending), where
-        )
-
-    async def list_signals(
-        self,
-        instance_id: str,
-        *,
-        limit: int = DEFAULT_PAGE,
-        cursor: str | None = None,
-        descending: bool = True,
-    ) -> Page[SignalRecord]:
-        """One page of signals, consumed ones included."""
-        return await self.list_records(
-            instance_id, SignalRecord, PageRequest(limit=limit, cursor=cursor, descending=descending)
-        )
-
-    async def list_errors(
-        self,
-        instance_id: str,
-        *,
-        limit: int = DEFAULT_PAGE,
-        cursor: str | None = None,
-        descending: bool = True,
-    ) -> Page[ErrorRecord]:
-        """One page of the error history."""
-        return await self.list_records(
-            instance_id, ErrorRecord, PageRequest(limit=limit, cursor=cursor, descending=descending)
-        )
-
-    async def list_attempts(
-        self,
-        instance_id: str,
-        *,
-        limit: int = DEFAULT_PAGE,
-        cursor: str | None = None,
-        descending: bool = True,
-    ) -> Page[RetryAttemptRecord]:
-        """One page of the retry audit trail."""
-        return await self.list_records(
-            instance_id, RetryAttemptRecord, PageRequest(limit=limit, cursor=cursor, descending=descending)
-        )
-
-    async def list_compensation_log(
-        self,
-        instance_id: str,
-        *,
-        limit: int = DEFAULT_PAGE,
-        cursor: str | None = None,
-        descending: bool = True,
-    ) -> Page[CompensationAttemptRecord]:
-        """One page of the compensation log."""
-        return await self.list_records(
-            instance_id,
-            CompensationAttemptRecord,
-            PageRequest(limit=limit, cursor=cursor, descending=descending),
-        )
-
-    async def list_records(
-        self, instance_id: str, kind: type[R], page: PageRequest, where: EventFilter | None = None
-    ) -> Page[R]:
-        row = await self.row_of(instance_id)
-        return await self.system.store.list_records(row, kind, page, where)
-
-    async def count_records(self, instance_id: str, kind: type[R], where: EventFilter | None = None) -> int:
-        """How many records of one kind (`runtara.CheckpointRecord`, `EventRecord` ...) there are."""
-        return await self.system.store.count_records(await self.row_of(instance_id), kind, where)
-
-    async def row_of(self, instance_id: str) -> int:
-        record = await self.system.store.find(self.tenant, check_instance_id(instance_id))
-        if record is None:
-            raise InstanceNotFound(instance_id)
-        return record.row
+    async def all_tokens(self) -> Tokens:
+        if self.tokens is None:
+            self.tokens = Tokens(self.store, self.system.clock, self.randomness)
+            await self.tokens.load()
+        return self.tokens
 
     # ------------------------------------------------------------ the runtime itself
 
-    async def health(self) -> None:
-        """Ask the store for an answer. Raises a `StoreError` if there is none."""
-        await self.system.store.check()
+    @question_for_anyone
+    async def health(self) -> Health:
+        """Ask the store for an answer, and say how the runtime is.
+
+        Raises:
+            StoreError: There is no answer.
+        """
+        await self.store.check()
+        report = self.system.statistics()
+        since = report.writer.degraded_since
+        return Health(
+            degraded_seconds=None if since is None else trio.current_time() - since,
+            draining=report.draining,
+            live=report.instances.live,
+            sessions=report.instances.sessions,
+            queued=report.writer.queued,
+            file_bytes=report.store.file_bytes,
+            log_bytes=report.store.log_bytes,
+        )
+
+    @question
+    async def violations(self, *, limit: int = DEFAULT_PAGE) -> tuple[Violation, ...]:
+        """At most ``limit`` instances of the tenant that nothing will ever move; empty if all is well.
+
+        They rest without a reason to move (`Reader.violations`), or they are running and nobody has their
+        session: neither this runtime, nor the grace period of one that died.
+        """
+        return await self.violations_of(self.tenant, limit)
+
+    async def all_violations(self, *, limit: int = DEFAULT_PAGE) -> tuple[Violation, ...]:
+        """As `violations`, of all tenants."""
+        return await self.violations_of(None, limit)
+
+    async def violations_of(self, tenant: str | None, limit: int) -> tuple[Violation, ...]:
+        found = await self.reader(tenant).violations(limit=limit)
+        if len(found) == limit:
+            return found
+        return (*found, *await self.system.violations(tenant, limit - len(found)))
 
     def statistics(self) -> SystemStatistics:
         """Counts of the whole runtime: instances, sessions, the writer, deadlines, the store."""
         return self.system.statistics()
+
+
+def local_runtime(
+    system: System, randomness: Randomness, tenant: str, tokens: Tokens | None = None
+) -> Runtime:
+    """A `Runtime` over the actors of this process."""
+    link = LocalLink(system, check_tenant_id(tenant))
+    return Runtime(link, randomness, tenant, here=system, tokens=tokens)
 
 
 def snapshot(view: InstanceView) -> Change:
@@ -527,19 +558,25 @@ class ChangeStream:
     """``first``, then what comes after it, until the instance has ended. Not a generator: a reader that is
     cancelled may go on reading."""
 
-    def __init__(
-        self, first: Change, receive: "trio.MemoryReceiveChannel[Change]", lagged: trio.Event
-    ) -> None:
-        self.first: Change | None = first
-        self.last = first
+    def __init__(self, receive: "trio.MemoryReceiveChannel[Change]") -> None:
         self.receive = receive
-        self.lagged = lagged
+        self.first: Change | None = None
+        self.last: Change | None = None
+        self.error: RuntaraError = RuntimeClosed("the runtime is closed")
+
+    def begin(self, first: Change) -> None:
+        self.first = self.last = first
+
+    def end(self, error: RuntaraError) -> None:
+        """Why no more will come."""
+        self.error = error
 
     def __aiter__(self) -> "ChangeStream":
         return self
 
     async def __anext__(self) -> Change:
         await trio.lowlevel.checkpoint()
+        assert self.last is not None
         if self.first is not None:
             self.first = None
             return self.last
@@ -553,7 +590,5 @@ class ChangeStream:
             while (change := await self.receive.receive()).revision <= revision:
                 pass
         except trio.EndOfChannel:
-            if self.lagged.is_set():
-                raise WatchLagged(f"the watcher is {WATCH_BUFFER} changes behind") from None
-            raise RuntimeClosed("the runtime is closed") from None
+            raise twin_of(self.error) from None
         return change

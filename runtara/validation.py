@@ -9,6 +9,7 @@ Rules:
 3. Durations are finite, not negative, and at most `limits.MAX_DURATION_US`.
 """
 
+import datetime
 import json
 import math
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from runtara.ids import check_id, check_name
 from runtara.limits import MAX_DURATION_US, MAX_INT, Limits
 from runtara.messages import (
     AckSignal,
+    Attach,
     ExitReport,
     FinishCompensation,
     ForceTerminate,
@@ -38,6 +40,7 @@ from runtara.messages import (
     StartInstance,
     WaitSignal,
 )
+from runtara.payloads import refuse_constant, storable
 from runtara.records import (
     CompensationSpec,
     ErrorCategory,
@@ -47,6 +50,7 @@ from runtara.records import (
     RetryHint,
     SignalType,
     WaitKind,
+    to_us,
 )
 
 MAX_JSON_DEPTH: Final = 32
@@ -75,6 +79,21 @@ def duration_us(seconds: object, field: str) -> int:
     return math.ceil(round(seconds * 1e6, 3))
 
 
+def instant_us(value: object, field: str) -> int:
+    """An instant, as the API takes it, in microseconds of UTC since 1970.
+
+    Raises:
+        ValidationError: A datetime without a time zone, another type, or a number that does not fit 64 bits.
+    """
+    if isinstance(value, datetime.datetime):
+        if value.utcoffset() is None:
+            raise ValidationError(field, "must have a time zone; a naive datetime has no place in time")
+        return to_us(value)
+    if type(value) is not int or abs(value) > MAX_INT:
+        raise ValidationError(field, "must be an aware datetime, or whole microseconds of UTC in 64 bits")
+    return value
+
+
 def check_duration_us(value: object, field: str) -> None:
     if type(value) is not int or not 0 <= value <= MAX_DURATION_US:
         raise ValidationError(field, f"must be from 0 to {MAX_DURATION_US} microseconds")
@@ -98,11 +117,8 @@ def clean_text(value: object, field: str, limits: Limits) -> str:
         raise ValidationError(field, f"must be text, not {type(value).__name__}")
     if len(value) > limits.payload_bytes:
         raise PayloadTooLarge(field, len(value), limits.payload_bytes)
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        value = "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value)
-        size = len(value.encode())
+    value = storable(value)
+    size = len(value.encode())
     if size > limits.payload_bytes:
         raise PayloadTooLarge(field, size, limits.payload_bytes)
     return value
@@ -118,7 +134,7 @@ def check_json_object(value: str, field: str) -> None:
     """JSON text of an object, without NaN, duplicate keys, huge integers or deep nesting."""
     try:
         parsed = json.loads(
-            value, object_pairs_hook=unique_pairs, parse_constant=no_constant, parse_int=small_int
+            value, object_pairs_hook=unique_pairs, parse_constant=refuse_constant, parse_int=small_int
         )
     except (ValueError, RecursionError) as exc:
         raise ValidationError(field, f"is not JSON: {exc}") from None
@@ -133,10 +149,6 @@ def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a key occurs twice")
     return found
-
-
-def no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def small_int(text: str) -> int:
@@ -165,6 +177,10 @@ def register(message: Register, limits: Limits) -> Register:
     optional_name(message.checkpoint_id, "checkpoint_id")
     optional_id(message.workflow, "workflow")
     optional_id(message.definition_version, "definition_version")
+    return message
+
+
+def attach(message: Attach, limits: Limits) -> Attach:
     return message
 
 
@@ -378,6 +394,7 @@ def optional_text(message: M, name: str, limits: Limits) -> M:
 
 CHECKS: dict[type[Any], Callable[[Any, Limits], Any]] = {
     Register: register,
+    Attach: attach,
     SaveCheckpoint: save_checkpoint,
     GetCheckpoint: get_checkpoint,
     Sleep: sleep,

@@ -192,7 +192,7 @@ class File:
 
     async def compare(self, runtime: runtara.Runtime, whole: bool) -> None:
         store = runtime.system.store
-        connection = getattr(store, "read_connection")  # noqa: B009  # the contract has no SQL
+        connection = getattr(store, "reading").connection  # noqa: B009  # the contract has no SQL
         rows = crash_check.rows_of(connection)
         facts = list(self.ledger.facts.items()) if whole else self.unchecked
         self.unchecked = []

@@ -6,7 +6,7 @@ What must hold, each with a function of its own:
 2. A signal that was consumed has exactly one consumer, and an accepted one is pending or consumed
    (`signal_faults`).
 3. Revisions: no two changes have the same one, none is missing without a reason (`revision_faults`).
-4. Statuses and times go together (`row_faults`).
+4. Statuses and times go together (`row_faults`), and the file is sound (`file_faults`).
 5. Everything that has not ended has a reason to move (`stuck`): promise P10, asked through the product's own
    `load`, as a restart does.
 """
@@ -18,6 +18,7 @@ from typing import Final
 
 from runtara.actors.instance import state_of
 from runtara.machine.liveness import reason_to_move
+from runtara.persistence.sqlite.damage import find_damage
 from runtara.persistence.store import Store
 from runtara.records import CompensationState, ErrorCategory, Reason, SignalType, Status, WaitOutcome
 from tests.crash_ledger import Key, Kind, Ledger, Value, digest
@@ -261,14 +262,11 @@ def row_faults(connection: Connection) -> Iterator[str]:
         found = connection.execute(f"SELECT instance_id, status, reason FROM instances WHERE {condition}")  # noqa: S608
         for instance, status, reason in found:
             yield f"{instance} (status {status}, reason {reason}): {fault}"
-    for (violation,) in connection.execute('SELECT "table" FROM pragma_foreign_key_check'):
-        yield f"{violation}: a row without its instance"
 
 
-def file_faults(connection: Connection) -> Iterator[str]:
-    answer = connection.execute("PRAGMA integrity_check").fetchone()[0]
-    if answer != "ok":
-        yield f"integrity_check: {answer}"
+def file_faults(connection: Connection) -> list[str]:
+    """What is damaged, and what is no history of any instance."""
+    return find_damage(connection)
 
 
 async def stuck(store: Store, connection: Connection) -> list[str]:

@@ -13,7 +13,7 @@ import attrs
 
 from runtara.errors import RuntaraError
 from runtara.lifecycle import TRANSITIONS
-from runtara.limits import Limits
+from runtara.limits import OPEN_STEPS, Limits
 from runtara.machine import Decision, Fact, Facts, InstanceState, decide, needs
 from runtara.machine.liveness import reason_to_move
 from runtara.messages import (
@@ -35,6 +35,7 @@ from runtara.records import (
     ErrorRecord,
     EventRecord,
     FinishCompensationAttempt,
+    FinishStep,
     InstanceRecord,
     Op,
     PayloadKind,
@@ -45,6 +46,8 @@ from runtara.records import (
     SettleWait,
     SignalRecord,
     Status,
+    StepRecord,
+    StepStatus,
     WaitOutcome,
     WaitRecord,
 )
@@ -62,6 +65,7 @@ APPENDED = (
     CheckpointRecord,
     WaitRecord,
     EventRecord,
+    StepRecord,
     SignalRecord,
     RetryAttemptRecord,
     ErrorRecord,
@@ -80,6 +84,7 @@ class Tables:
     waits: dict[str, WaitRecord] = attrs.Factory(dict)
     signals: dict[int, SignalRecord] = attrs.Factory(dict)
     events: list[EventRecord] = attrs.Factory(list)
+    steps: dict[int, StepRecord] = attrs.Factory(dict)
     attempts: dict[tuple[str, int], RetryAttemptRecord] = attrs.Factory(dict)
     errors: list[ErrorRecord] = attrs.Factory(list)
     compensations: dict[str, CompensationRecord] = attrs.Factory(dict)
@@ -113,6 +118,8 @@ class Tables:
                 insert(self.signals, op.signal_id, op)
             case EventRecord():
                 self.events.append(op)
+            case StepRecord():
+                insert(self.steps, op.revision, op)
             case RetryAttemptRecord():
                 insert(self.attempts, (op.checkpoint_id, op.attempt), op)
             case ErrorRecord():
@@ -127,6 +134,12 @@ class Tables:
                 wait = self.waits[op.wait_id]
                 assert wait.open, "a wait is settled once"
                 self.waits[op.wait_id] = attrs.evolve(wait, outcome=op.outcome, settled_us=op.settled_us)
+            case FinishStep():
+                step = self.steps[op.start_revision]
+                assert step.status is StepStatus.RUNNING, "a step ends once"
+                self.steps[op.start_revision] = attrs.evolve(
+                    step, status=op.status, finished_us=op.finished_us, end_revision=op.end_revision
+                )
             case AcknowledgeSignal():
                 signal = self.signals[op.signal_id]
                 assert signal.acknowledged_us is None, "a signal is consumed once"
@@ -162,6 +175,7 @@ class Tables:
             waits=() if over else tuple(w for w in self.waits.values() if w.open),
             compensations=tuple(self.compensations.values()),
             last_error=self.errors[-1] if self.errors else None,
+            steps=tuple(s for s in self.steps.values() if s.status is StepStatus.RUNNING)[-OPEN_STEPS:],
         )
 
 

@@ -19,12 +19,16 @@ class Proxy:
         self.upstream = (parts.hostname or "127.0.0.1", parts.port or 5432)
         self.parts = parts
         self.port = 0
+        self.down = False
+        """Close every new connection at once."""
         self.silent = False
         """Swallow everything, both ways; connections are still accepted."""
         self.cut_before: bytes | None = None
         """Cut the connection on which the client sends this; the server never sees it."""
         self.cut_after: bytes | None = None
         """Pass on what holds this, wait for the server's answer, and cut instead of passing it on."""
+        self.but: bytes | None = None
+        """What holds this too is left alone."""
         self.cuts = 0
         self.connections = 0
         self.pairs: set[tuple[trio.SocketStream, trio.SocketStream]] = set()
@@ -49,6 +53,8 @@ class Proxy:
             stream.socket.close()
 
     async def handle(self, client: trio.SocketStream) -> None:
+        if self.down:
+            return
         server = await trio.open_tcp_stream(*self.upstream)
         pair = (client, server)
         self.pairs.add(pair)
@@ -77,11 +83,12 @@ class Proxy:
             while data := await source.receive_some(CHUNK):
                 if self.silent:
                     continue
-                if from_client and self.cut_before is not None and self.cut_before in data:
+                spared = self.but is not None and self.but in data
+                if from_client and self.cut_before is not None and self.cut_before in data and not spared:
                     self.cut_before = None
                     self.cut(pair)
                     break
-                if from_client and self.cut_after is not None and self.cut_after in data:
+                if from_client and self.cut_after is not None and self.cut_after in data and not spared:
                     self.cut_after = None
                     answer_lost.set()
                 if not from_client and answer_lost.is_set():

@@ -82,6 +82,19 @@ class Server:
             self.process.wait(30)
             self.process = None
 
+    def standby(self) -> "Server":
+        """A copy that follows this one, which acknowledges nothing before the copy has it; running."""
+        folder = new_folder()
+        user = nobody()
+        options: list[str | Path] = ["-D", folder, "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres"]
+        command: list[str | Path] = [binary("pg_basebackup"), *options, "-R", "-c", "fast", "--no-sync"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/", user=user, group=user)
+        follower = Server(folder, free_port())
+        follower.start()
+        administer("ALTER SYSTEM SET synchronous_standby_names = '*'", url=self.url)
+        administer("SELECT pg_reload_conf()", url=self.url)
+        return follower
+
     def discard(self) -> None:
         self.stop(signal.SIGQUIT)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -100,12 +113,19 @@ def nobody() -> int | None:
     return NOBODY if os.geteuid() == 0 else None
 
 
-def new_server() -> Server:
-    """A cluster of its own, running; the caller discards it."""
+def new_folder() -> Path:
+    """An empty one for the data of a server."""
     folder = Path(tempfile.mkdtemp(prefix="runtara-pg-"))
     user = nobody()
     if user is not None:
         os.chown(folder, user, user)
+    return folder
+
+
+def new_server() -> Server:
+    """A cluster of its own, running; the caller discards it."""
+    folder = new_folder()
+    user = nobody()
     options: list[str | Path] = ["-D", folder, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
     subprocess.run(
         [binary("initdb"), *options, "--locale=C.UTF-8"],

@@ -20,12 +20,31 @@ from runtara.persistence.sqlite import SqliteStore
 from runtara.persistence.store import Due, Loaded, Unit
 from runtara.runtime import open_runtime, run_runtime
 from runtara.tenant import Runtime
+from tests import postgres_server
+from tests.served import client, server
 
 MEMORY = "sqlite:///:memory:"
 
 
 def url_of(path: Path) -> str:
     return f"sqlite:///{path}"
+
+
+STORES = ("in memory", "in a file, with threads", "on PostgreSQL")
+SURFACES = (*STORES, "over a socket", "over a socket, as JSON", "over a socket, on PostgreSQL")
+SERVED = "served+"
+"""Before the url of a store: it is served, and a client is connected to it."""
+
+
+def url_on(store: str, folder: Path) -> str:
+    """The url of a new store: one of `STORES` or `SURFACES`."""
+    if store.startswith("over a socket"):
+        protocol = "json" if "JSON" in store else "msgpack"
+        behind = "on PostgreSQL" if "PostgreSQL" in store else "in memory"
+        return f"{SERVED}{protocol}+{url_on(behind, folder)}"
+    if store == "on PostgreSQL":
+        return postgres_server.url_of(postgres_server.new_schema())
+    return MEMORY if store == "in memory" else url_of(folder / "a.db")
 
 
 def assert_nothing_held(system: System) -> None:
@@ -39,12 +58,27 @@ async def runtime(url: str = MEMORY, **options: Any) -> AsyncIterator[Runtime]:
     """`runtara.open_runtime`, and the assertion."""
     system: System | None = None
     try:
+        if url.startswith(SERVED):
+            _, protocol, behind = url.split("+", 2)
+            async with served_runtime(behind, f"runtara.v1.{protocol}", options) as (system, rt):
+                yield rt
+            return
         async with open_runtime(url, **options) as rt:
             system = rt.system
             yield rt
     finally:
         if system is not None:
             assert_nothing_held(system)
+
+
+@asynccontextmanager
+async def served_runtime(
+    url: str, protocol: str, options: dict[str, Any]
+) -> AsyncIterator[tuple[System, Runtime]]:
+    """A server on a store, and a client of it; also the actors behind."""
+    tenant = options.pop("tenant", "default")
+    async with server(url, **options) as found, client(found, protocol=protocol, tenant=tenant) as rt:
+        yield found.runtime.system, rt
 
 
 # ---------------------------------------------------------------- a store that goes by a script
@@ -134,6 +168,7 @@ async def scripted_store(path: str = ":memory:") -> AsyncIterator[ScriptedStore]
         read_only=False,
         writer=executor,
         reader=executor,
+        lister=executor,
     )
     try:
         await store.open()

@@ -1,13 +1,17 @@
 """Opening SQLite stores in tests, in this process and in others."""
 
+import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
+
+import attrs
 
 from runtara.executor import Executor, InlineExecutor, ThreadExecutor
-from runtara.persistence.sqlite import SqliteStore, open_sqlite
+from runtara.persistence.sqlite import SqliteStore, connection, open_sqlite, schema
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,12 +42,14 @@ async def opened(
     """A store on ``path`` with executors of its own."""
     writer: Executor = InlineExecutor() if inline else ThreadExecutor("writer")
     reader: Executor = InlineExecutor() if inline else ThreadExecutor("reader")
+    lister: Executor = InlineExecutor() if inline else ThreadExecutor("lister")
     try:
         async with open_sqlite(
             str(path),
             synchronous=synchronous,
             writer=writer,
             reader=reader,
+            lister=lister,
             busy_timeout_seconds=busy_timeout_seconds,
             read_only=read_only,
         ) as store:
@@ -51,6 +57,7 @@ async def opened(
     finally:
         await writer.close()
         await reader.close()
+        await lister.close()
 
 
 @contextmanager
@@ -70,3 +77,39 @@ def other_process(script: str, *arguments: str) -> Iterator[subprocess.Popen[str
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def new_database(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that writes to a new store at ``path``, and nothing else of a store."""
+    schema.make_file(str(path))
+    opened = connection.open_writer(str(path), 0, 0.01)
+    schema.migrate(opened, str(path))
+    yield opened
+    opened.close()
+
+
+@attrs.define
+class Recorder:
+    """A connection that keeps what it was asked."""
+
+    database: sqlite3.Connection
+    asked: list[tuple[str, Sequence[Any]]] = attrs.Factory(list)
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        self.asked.append((sql, values))
+        return self.database.execute(sql, values)
+
+    def plans(self) -> list[str]:
+        """How SQLite answers each question."""
+        return [plan_of(self.database, sql, values) for sql, values in self.asked]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.database, name)
+
+
+def plan_of(database: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> str:
+    if sql in ("BEGIN", "COMMIT"):
+        return ""
+    steps = database.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
+    return "; ".join(step[3] for step in steps)

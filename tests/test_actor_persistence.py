@@ -1,7 +1,8 @@
 """The persistence actor, by a store that goes by a script: group commit, faults, and who is told what."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import runtara
 from runtara import Instance, Status
+from runtara.actors.letters import Session
 from runtara.actors.supervisor import RestartIntensityExceeded
+from runtara.instance import Inbox
 from runtara.persistence.store import PageRequest
+from runtara.tenant import Runtime
 from tests.runtimes import ScriptedStore, scripted_runtime
 
 
@@ -20,10 +24,16 @@ class Answers:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
+        self.open = 0
+        self.answered = trio.Event()
+        """Every call so far has its answer."""
         self.order: list[str] = []
         self.results: dict[str, object] = {}
 
     def ask(self, name: str, call: Callable[[], Awaitable[object]]) -> None:
+        if self.open == 0:
+            self.answered = trio.Event()
+        self.open += 1
         self.nursery.start_soon(self.keep, name, call)
 
     async def keep(self, name: str, call: Callable[[], Awaitable[object]]) -> None:
@@ -33,6 +43,9 @@ class Answers:
             result = type(error)
         self.order.append(name)
         self.results[name] = result
+        self.open -= 1
+        if self.open == 0:
+            self.answered.set()
 
     def checkpoint(self, inst: Instance, name: str) -> None:
         self.ask(name, lambda: inst.checkpoint(name, b"x"))
@@ -41,11 +54,15 @@ class Answers:
         return {n: r if isinstance(r, type) else type(r) for n, r in self.results.items()}
 
 
+async def row_of(store: ScriptedStore) -> int:
+    record = await store.find("default", "a")
+    assert record is not None
+    return record.row
+
+
 async def stored(store: ScriptedStore) -> set[str]:
     """The names of all checkpoints that are in the store."""
-    row = await store.find("default", "a")
-    assert row is not None
-    page = await store.list_records(row.row, runtara.CheckpointRecord, PageRequest())
+    page = await store.list_records(await row_of(store), runtara.CheckpointRecord, PageRequest())
     return {record.checkpoint_id for record in page.items}
 
 
@@ -238,6 +255,112 @@ async def test_an_unknown_commit_that_cannot_be_settled_stops_the_runtime(autoju
             await inst.checkpoint("c", b"x")
 
 
+async def test_a_commit_that_is_never_settled_because_the_lease_is_lost_says_so(
+    autojump_clock: MockClock,
+) -> None:
+    with pytest.raises(runtara.errors.LeaseLost, match=r"commit failed; .* another runtime has taken over"):
+        async with scripted_runtime() as (rt, store), rt.register("a") as inst:
+            store.faults = [runtara.OutcomeUnknown("commit failed")]
+            store.settling = [runtara.errors.LeaseLost("another runtime has taken over")]
+            await inst.checkpoint("c", b"x")
+
+
+AWAY = runtara.StoreUnavailable("away")
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_callers_wait_for_a_commit_that_is_settled_when_the_store_is_back(
+    autojump_clock: MockClock, committed: bool
+) -> None:
+    async with lost_commit(committed) as (rt, store, _, answers):
+        await trio.sleep(20)
+        assert answers.results == {}
+        store.settling = [] if committed else [None]
+        await answers.answered.wait()
+        lost = runtara.CheckpointReply if committed else runtara.StoreUnavailable
+        assert answers.kinds() == {"lost": lost, "other": runtara.CheckpointReply}
+        assert await stored(store) == ({"lost"} if committed else set())
+        assert rt.statistics().writer.degraded_since is None
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_an_outage_at_commit_is_outlived_and_callers_hear_what_is_not_known(
+    autojump_clock: MockClock, committed: bool
+) -> None:
+    """Nobody waits for longer than store_seconds, nothing stops, and in the end the store tells."""
+    async with lost_commit(committed) as (rt, store, inst, answers):
+        start = trio.current_time()
+        answers.ask("read", lambda: inst.get_checkpoint("lost"))
+        await trio.sleep(5)
+        answers.checkpoint(inst, "later")
+        await answers.answered.wait()
+        assert 25 < trio.current_time() - start <= 35
+        assert answers.kinds() == {
+            "lost": runtara.OutcomeUnknown,
+            "other": runtara.StoreUnavailable,
+            "read": runtara.OutcomeUnknown,
+            "later": runtara.StoreUnavailable,
+        }
+        await trio.sleep(60)
+        for call in (lambda: inst.get_checkpoint("lost"), lambda: inst.checkpoint("again", b"x")):
+            with pytest.raises(runtara.StoreUnavailable):
+                await call()
+        store.settling = [] if committed else [None]
+        await trio.sleep(2)
+        assert await stored(store) == ({"lost"} if committed else set())
+        assert (await inst.checkpoint("lost", b"new")).found is committed
+        assert (await inst.checkpoint("other", b"x")).found is False
+        assert rt.statistics().instances.failures == 0
+
+
+async def test_a_push_of_a_commit_that_nobody_waited_for_leaves_when_it_is_settled(
+    autojump_clock: MockClock,
+) -> None:
+    async with scripted_runtime(store_seconds=30) as (rt, store), rt.register("a") as inst:
+        store.after_commit = [runtara.OutcomeUnknown("commit failed")]
+        store.settling = [AWAY] * 1000
+        with pytest.raises(runtara.OutcomeUnknown):
+            await rt.send_custom_signal("a", "k", b"1", idempotency_key="once")
+        assert inst.inbox.signals == {}
+        store.settling = []
+        assert (await anext(inst.signals())).payload == b"1"
+        await rt.send_custom_signal("a", "k", b"1", idempotency_key="once")
+        [kept] = (await store.list_records(await row_of(store), runtara.SignalRecord, PageRequest())).items
+        assert kept.payload == b"1"
+
+
+async def test_a_new_writer_first_settles_what_the_lost_one_left(autojump_clock: MockClock) -> None:
+    async with lost_commit(committed=False) as (rt, store, _, answers):
+        rt.system.supervisor.kill("writer")
+        await trio.sleep(5)
+        assert answers.results == {}
+        store.settling = [None]
+        await answers.answered.wait()
+        assert answers.kinds() == {"lost": runtara.CheckpointReply, "other": runtara.CheckpointReply}
+        assert store.settling == []
+        assert await stored(store) == {"lost"}
+
+
+@asynccontextmanager
+async def lost_commit(committed: bool) -> AsyncIterator[tuple[Runtime, ScriptedStore, Instance, Answers]]:
+    """A checkpoint whose commit is lost with the store, and a write of another instance behind it."""
+    error = runtara.OutcomeUnknown("commit failed")
+    async with (
+        scripted_runtime(store_seconds=30) as (rt, store),
+        rt.register("a") as inst,
+        rt.register("b") as other,
+        trio.open_nursery() as nursery,
+    ):
+        store.after_commit, store.faults = ([error], []) if committed else ([], [error])
+        store.settling = [AWAY] * 1000
+        answers = Answers(nursery)
+        answers.checkpoint(inst, "lost")
+        await wait_all_tasks_blocked()
+        answers.checkpoint(other, "other")
+        await wait_all_tasks_blocked()
+        yield rt, store, inst, answers
+
+
 # ---------------------------------------------------------------- a store that is away
 
 
@@ -425,3 +548,28 @@ async def test_housekeeping_that_fails_waits_or_stops_the_runtime(
             monkeypatch.setattr(type(store), "maintain", lambda self: broken())
             await inst.checkpoint("c", b"x")
             await trio.sleep_forever()
+
+
+# ---------------------------------------------------------------- foreign code
+
+
+class BrokenSink(Inbox):
+    """A sink of somebody else, with a bug."""
+
+    def push(self, push: object) -> None:
+        raise RuntimeError("a bug")
+
+
+async def test_a_sink_that_raises_costs_nobody_an_answer(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scripted_runtime() as (rt, _), rt.register("a") as inst, rt.register("b") as other:
+        entry = rt.system.directory.entries["default", "a"]
+        entry.session = Session(inst.epoch, BrokenSink())
+        with caplog.at_level(logging.ERROR):
+            reply = await rt.send_custom_signal("a", "k", b"x")
+        assert reply.signal_id > 0
+        assert "an effect of a change of default/a failed" in caplog.text
+        await inst.checkpoint("one", b"x")
+        await other.checkpoint("one", b"x")
+        assert rt.system.writer.statistics().failed_units == 0

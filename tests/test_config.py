@@ -9,7 +9,7 @@ from runtara import Settings, ValidationError
 from runtara.config import settings_from
 
 NUMBERS = [f.name for f in attrs.fields(Settings) if f.type in (int, float)]
-COUNTS = [f.name for f in attrs.fields(Settings) if f.type is int]
+COUNTS = [f.name for f in attrs.fields(Settings) if f.type is int and f.name != "size_warning_bytes"]
 
 
 def test_without_arguments_and_variables_the_defaults_hold() -> None:
@@ -74,6 +74,25 @@ def test_a_count_is_whole_and_at_least_one(name: str) -> None:
         with pytest.raises(ValidationError) as caught:
             Settings(**{name: value})  # type: ignore[arg-type]
         assert caught.value.field == name
+
+
+def test_a_size_of_none_turns_the_warning_off() -> None:
+    assert Settings(size_warning_bytes=0).size_warning_bytes == 0
+    assert Settings().size_warning_bytes == 10 * 2**30
+    with pytest.raises(ValidationError, match=r"^size_warning_bytes: must be a whole number$"):
+        Settings(size_warning_bytes=1.0)  # type: ignore[arg-type]
+
+
+def test_the_passes_of_the_retention_do_not_follow_each_other_without_a_pause() -> None:
+    assert Settings(retention_seconds=1).retention_seconds == 1
+    with pytest.raises(ValidationError, match=r"^retention_seconds: must be at least 1\.0$"):
+        Settings(retention_seconds=0.5)
+
+
+def test_the_retention_has_a_variable_and_is_off_without_it() -> None:
+    assert Settings().retention == ""
+    assert settings_from({"RUNTARA_RETENTION": "completed=30d"}).retention == "completed=30d"
+    assert settings_from({"RUNTARA_RETENTION": "completed=30d"}, retention="").retention == ""
 
 
 @pytest.mark.parametrize("value", ["full", "", "ON", 2, None, ["FULL"]])

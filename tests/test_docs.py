@@ -157,14 +157,15 @@ def rules_of_the_settings() -> dict[str, str]:
 
 def unit_of(name: str) -> str:
     last = name.rpartition("_")[2]
-    return {"seconds": "seconds", "bytes": "bytes", "synchronous": "a word"}.get(last, "a count")
+    words = {"seconds": "seconds", "bytes": "bytes", "synchronous": "a word", "retention": "rules"}
+    return words.get(last, "a count")
 
 
 def settings_table() -> str:
     rules = rules_of_the_settings()
     lines = ["| setting | default | unit | what it does |", "|---|---|---|---|"]
     for field in attrs.fields(runtara.Settings):
-        default = f"{field.default:,}" if isinstance(field.default, int) else str(field.default)
+        default = f"{field.default:,}" if isinstance(field.default, int) else str(field.default) or "none"
         lines.append(f"| `{field.name}` | {default} | {unit_of(field.name)} | {rules[field.name]} |")
     return "\n".join(lines)
 

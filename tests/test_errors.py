@@ -50,6 +50,11 @@ EXAMPLES: list[tuple[RuntaraError, str, dict[str, object]]] = [
         "the instance is failed",
         {"status": "failed", "reason": "timeout", "finished_us": 9},
     ),
+    (
+        errors.BadExport(3, "state", "bad"),
+        "line 3: state: bad",
+        {"line": 3, "field": "state", "problem": "bad"},
+    ),
     (errors.Conflict("key", "used"), "key: used", {"field": "key", "problem": "used"}),
     (
         errors.StaleEpoch(1, 2),

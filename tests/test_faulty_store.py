@@ -1,5 +1,6 @@
 """The faulty store keeps the contract of a store, and fails exactly as it was told."""
 
+import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import trio
 
 from runtara.errors import OutcomeUnknown, StoreFailed, StoreFull, StoreRefused, StoreUnavailable
-from runtara.persistence.store import Unit
+from runtara.persistence.store import Store, Unit
 from runtara.records import CheckpointRecord, InstanceRecord, Status
 from runtara.testing.conformance import check_store
 from runtara.testing.faulty import NO_FAULT, Fault, Faults, FaultyStore, Rates, ScriptedFaults, SeededFaults
@@ -116,6 +117,23 @@ async def test_an_outage_lasts_as_long_as_it_is_set() -> None:
             await store.load("t", "i", 1)
         store.outage = False
         assert await store.reserve(1) == 1
+
+
+CALLS = [name for name, value in vars(Store).items() if inspect.iscoroutinefunction(value)]
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "close"])
+async def test_every_call_of_a_store_goes_by_the_faults(name: str) -> None:
+    async with faulty(ScriptedFaults()) as store:
+        method = getattr(store, name)
+        arguments = [None] * len(inspect.signature(method).parameters)
+        store.outage = True
+        with pytest.raises(StoreUnavailable, match=name):
+            await method(*arguments)
+        store.kill()
+        with pytest.raises(StoreFailed, match=name):
+            await method(*arguments)
+        assert store.injected == {"outage": 1}
 
 
 async def test_a_call_lingers_before_and_after_it_takes_effect(

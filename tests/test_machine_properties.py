@@ -7,6 +7,7 @@ a session that survives them.
 
 import base64
 import contextlib
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from runtara.machine.liveness import Mover, reason_to_move
 from runtara.messages import (
     AckSignal,
     AskShutdown,
+    Attach,
     CompensationReply,
     ExitReport,
     FinishCompensation,
@@ -52,14 +54,17 @@ from runtara.records import (
     CompensationSpec,
     CompensationState,
     EventType,
+    FinishStep,
     Reason,
     SignalRecord,
     SignalType,
     Status,
+    StepStatus,
     WaitKind,
     WaitOutcome,
 )
-from tests.machine_world import SECOND, Step, World, check_reload, outcome
+from tests.machine_world import SECOND, START_US, Step, World, check_reload, outcome
+from tests.steps_model import steps_of
 
 LIMITS = Limits(pending_signals=5, pending_signal_bytes=40, open_waits=4, compensations=3)
 CHOICES = settings(
@@ -169,6 +174,24 @@ def crashes(session_survives: bool) -> Action:
     return act
 
 
+def comes_back(lag: int) -> Action:
+    """The server was lost, and the client goes on with its session, or with an older one."""
+
+    def act(world: World) -> None:
+        if world.state is not None:
+            world.crash()
+            world.say(Attach(epoch=max(0, world.epoch - lag)))
+
+    return act
+
+
+def orphaned(world: World) -> None:
+    """The server was lost, and nobody came back."""
+    if world.state is not None:
+        world.crash()
+        world.say(SessionLost(epoch=world.epoch, orphaned=True))
+
+
 def signal(types: st.SearchStrategy[SignalType], key: st.SearchStrategy[Any]) -> st.SearchStrategy[Action]:
     return outside(
         SendSignal,
@@ -217,6 +240,7 @@ STAYS: list[tuple[int, st.SearchStrategy[Action]]] = [
     (2, session(ReportEvent, type=QUIET_EVENTS, payload=BYTES, request_id=REQUEST_IDS)),
     (1, session(ReportEvent, type=st.just(EventType.SUSPENDED), payload=BYTES)),
     (1, st.builds(sleep_until, MAYBE, SECONDS)),
+    (1, st.sampled_from([0, 0, 0, 1]).map(comes_back)),
     (1, session(PollSignals, checkpoint_id=MAYBE)),
     (3, st.builds(acknowledge, st.integers(0, 9), st.sampled_from([True, True, False]))),
     (1, session(AckSignal, signal_type=st.sampled_from([SignalType.PAUSE, SignalType.RESUME]))),
@@ -249,6 +273,7 @@ ENDS: list[tuple[int, st.SearchStrategy[Action]]] = [
     (2, session(ExitReport, reason=st.sampled_from(Reason))),
     (1, outside(ForceTerminate, error=st.sampled_from([None, "enough"]))),
     (2, session(SessionLost, orphaned=st.booleans())),
+    (1, st.just(orphaned)),
     (1, session(ForceSuspend)),
     (2, signal(st.just(SignalType.CANCEL), key=st.none())),
     (2, session(AckSignal, signal_type=st.just(SignalType.CANCEL))),
@@ -413,6 +438,66 @@ def test_every_run_that_time_can_move_comes_to_rest(actions: list[Action]) -> No
         world.now_us = max(world.now_us, world.row.due_us)
         world.say(Wake(epoch=world.epoch, deadline_us=world.row.due_us))
     pytest.fail(f"still due: {world.row}")
+
+
+STEP_BODIES = st.fixed_dictionaries(
+    {"step_id": st.sampled_from(["a", "a", "a", "b", None])},
+    optional={
+        "scope_id": st.sampled_from(["s", "s", 5]),
+        "parent_scope_id": st.sampled_from(["s", []]),
+        "step_name": st.sampled_from(["A", {}]),
+        "step_type": st.sampled_from(["http", False]),
+        "error": st.sampled_from([None, None, "broken", {}]),
+        "outputs": st.sampled_from([None, "x", {"_error": True}, {"_error": 1}]),
+    },
+).map(lambda body: json.dumps(body).encode())
+STEP_EVENTS = session(
+    ReportEvent,
+    type=st.just(EventType.CUSTOM),
+    subtype=st.sampled_from(["step_debug_start", "step_debug_end", "log"]),
+    payload=st.one_of(STEP_BODIES, STEP_BODIES, STEP_BODIES, BYTES),
+    timestamp_us=st.sampled_from([None, None, 0, START_US]),
+    request_id=REQUEST_IDS,
+)
+STEP_RUNS = st.builds(
+    lambda first, actions: [first, *actions],
+    st.sampled_from(BEGINNINGS[1:]),
+    st.lists(
+        weighted([(25, STEP_EVENTS), (5, st.booleans().map(crashes)), *ENDS]),
+        min_size=5,
+        max_size=40,
+    ),
+)
+
+
+@CHOICES
+@given(STEP_RUNS)
+def test_the_steps_are_those_that_the_stored_events_tell_of(actions: list[Action]) -> None:
+    world = run(actions)
+    assert list(world.tables.steps.values()) == steps_of(world.tables.events)
+
+
+def test_random_steps_reach_what_they_are_about() -> None:
+    """A guard for the test above: steps end both ways, nested, after a crash and after the instance's end."""
+    seen: set[object] = set()
+
+    @CHOICES
+    @given(STEP_RUNS)
+    def look(actions: list[Action]) -> None:
+        world = run(actions, careful=False)
+        for before, step in itertools.pairwise(world.steps):
+            finished = [op for op in step.decision.ops if isinstance(op, FinishStep)]
+            if not finished or step.before is None:
+                continue
+            seen.add(finished[0].status)
+            seen.add(("over", step.before.row.status.is_terminal))
+            seen.add(("crashed", step.before is not before.decision.state))
+            names = [(s.step_id, s.scope_id) for s in step.before.steps]
+            seen.add(("nested", len(names) != len(set(names))))
+
+    look()
+    assert seen >= {StepStatus.COMPLETED, StepStatus.FAILED}
+    assert seen >= {("over", True), ("crashed", True), ("nested", True)}
 
 
 ONLY_REPORTED = (Reason.CRASHED, Reason.ATTEMPTS_EXHAUSTED)

@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from runtara import messages, records
+from runtara.actors.instance import KINDS
 from runtara.machine import RULES, RULES_WHILE_RUNNING
 from runtara.messages import InstanceView, Request, SessionRequest
 from runtara.records import (
@@ -29,6 +30,8 @@ from runtara.records import (
     SignalRecord,
     SignalType,
     Status,
+    StepRecord,
+    StepStatus,
     WaitKind,
     WaitOutcome,
     WaitRecord,
@@ -90,6 +93,7 @@ WORDS: list[tuple[type[records.Named], Mapping[str, int]]] = [
     (WaitKind, {"sleep": 0, "signal": 1, "retry": 2}),
     (WaitOutcome, {"elapsed": 0, "received": 1, "timed_out": 2}),
     (PayloadKind, {"input": 0, "output": 1, "error": 2, "stderr": 3}),
+    (StepStatus, {"running": 0, "completed": 1, "failed": 2}),
 ]
 
 
@@ -123,7 +127,15 @@ FIELDS: list[tuple[type[Any], str]] = [
     (CheckpointRecord, "revision checkpoint_id state created_at is_compensatable compensation"),
     (CompensationSpec, "step_id data order"),
     (records.CompensationRecord, "checkpoint_id step_id order state attempts"),
-    (EventRecord, "revision type checkpoint_id payload created_at subtype applied"),
+    (
+        EventRecord,
+        "revision type checkpoint_id payload created_at subtype applied scope_id parent_scope_id",
+    ),
+    (
+        StepRecord,
+        "step_id step_name step_type status started_at completed_at duration_ms inputs outputs error"
+        " scope_id parent_scope_id",
+    ),
     (SignalRecord, "signal_id type key payload created_at acknowledged_us"),
     (
         RetryAttemptRecord,
@@ -167,11 +179,11 @@ def test_instants_are_whole_microseconds_of_utc() -> None:
 
 def test_every_request_has_one_rule() -> None:
     assert not RULES.keys() & RULES_WHILE_RUNNING.keys()
-    assert {*RULES, *RULES_WHILE_RUNNING} == requests_of(Request)
+    assert {*RULES, *RULES_WHILE_RUNNING} == members_of(Request)
 
 
 def test_every_request_of_a_session_carries_its_epoch() -> None:
-    assert all("epoch" in attrs.fields_dict(kind) for kind in requests_of(SessionRequest))
+    assert all("epoch" in attrs.fields_dict(kind) for kind in members_of(SessionRequest))
 
 
 def test_every_request_from_outside_is_checked_at_the_door() -> None:
@@ -182,8 +194,12 @@ def test_every_request_from_outside_is_checked_at_the_door() -> None:
         messages.AskShutdown,
         messages.ForceSuspend,
     }
-    assert requests_of(Request) - own == set(CHECKS)
+    assert members_of(Request) - own == set(CHECKS)
 
 
-def requests_of(union: Any) -> set[type[Any]]:
+def test_everything_that_a_change_writes_has_a_word_for_watchers() -> None:
+    assert set(KINDS) == members_of(records.Op)
+
+
+def members_of(union: Any) -> set[type[Any]]:
     return set(get_args(union))

@@ -6,25 +6,33 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
+import attrs
 import pytest
 import trio
 
 import runtara
 from runtara.errors import (
+    LeaseLost,
     RuntimeClosed,
     StoreCorrupt,
+    StoreDenied,
     StoreFailed,
     StoreLocked,
+    StoreNotFound,
     StoreReadOnly,
     StoreRefused,
     StoreTooNew,
+    StoreTooOld,
     StoreUnavailable,
     ValidationError,
 )
+from runtara.ids import check_id
 from runtara.persistence.postgres import PostgresStore, lease, open_postgres
 from runtara.persistence.postgres.address import parameters_of, parse_address
 from runtara.persistence.postgres.schema import Migration, check_server, migrations, newest_version
+from runtara.persistence.store import InstanceFilter, InstanceOrder, PageRequest
 from runtara.records import PayloadKind, PutPayload
 from runtara.runtime import postgres_door
 from runtara.testing.samples import TENANT, creation, instance, unit
@@ -44,8 +52,8 @@ trio.run(main)
 
 
 @asynccontextmanager
-async def opened(schema: str, **options: float) -> AsyncIterator[PostgresStore]:
-    async with open_postgres(server_url(), schema=schema, **options) as store:  # type: ignore[arg-type]
+async def opened(schema: str, **options: Any) -> AsyncIterator[PostgresStore]:
+    async with open_postgres(server_url(), schema=schema, **options) as store:
         yield store
 
 
@@ -114,9 +122,9 @@ async def test_a_holder_whose_lease_was_taken_can_never_write_again() -> None:
         lease.living.discard(stale.writer.lease.token)  # as if it were another process
         async with opened(schema) as fresh:
             for _ in range(2):
-                with pytest.raises(StoreFailed, match="another runtime has taken over"):
+                with pytest.raises(LeaseLost, match="another runtime has taken over"):
                     await stale.apply([unit(row, 2, PutPayload(kind=PayloadKind.INPUT, data=b"stale"))])
-            with pytest.raises(StoreFailed):
+            with pytest.raises(LeaseLost):
                 await stale.reserve(1)
             assert await stale.payloads(row, frozenset(PayloadKind)) == {}
             await fresh.apply([unit(row, 2, PutPayload(kind=PayloadKind.INPUT, data=b"fresh"))])
@@ -143,7 +151,7 @@ async def test_an_idle_holder_that_lost_its_lease_stops() -> None:
         with trio.fail_after(5):
             while store.failure is None:
                 await trio.lowlevel.checkpoint()
-        with pytest.raises(StoreFailed, match="another runtime has taken over"):
+        with pytest.raises(LeaseLost, match="another runtime has taken over"):
             await store.reserve(1)
 
 
@@ -229,6 +237,69 @@ async def test_any_name_of_a_schema_works(schema: str) -> None:
         assert await store.reserve(1) == 4
 
 
+# ---------------------------------------------------------------- for reading only
+
+
+async def test_a_reader_beside_a_runtime_reads_and_writes_nothing() -> None:
+    schema = new_schema()
+    async with opened(schema) as store, opened(schema, read_only=True) as reader:
+        row = await store.reserve(1)
+        await store.apply([creation(instance(row))])
+        before = administer(f"SELECT owner, epoch, batch FROM {schema}.runtimes")
+        assert await reader.find(TENANT, f"i{row}") == instance(row)
+        assert await reader.verify() == []
+        for call in (
+            lambda: reader.apply([unit(row, 2, PutPayload(kind=PayloadKind.INPUT, data=b"x"))]),
+            lambda: reader.apply([]),
+            reader.settle,
+            reader.maintain,
+            lambda: reader.reserve(1),
+            lambda: reader.purge([row], 10),
+            lambda: reader.sweep(10),
+            lambda: reader.set_note("retention", "on"),
+        ):
+            with pytest.raises(StoreReadOnly, match="opened for reading only"):
+                await call()
+        assert administer(f"SELECT owner, epoch, batch FROM {schema}.runtimes") == before
+        assert reader.writer.connection is None
+    async with opened(schema, read_only=True) as reader:
+        assert await reader.find(TENANT, f"i{row}") == instance(row)
+
+
+async def test_a_reader_needs_no_right_but_to_select() -> None:
+    schema = new_schema()
+    role = f"{schema}_reader"
+    async with opened(schema) as store:
+        row = await store.reserve(1)
+        await store.apply([creation(instance(row))])
+    administer(f"CREATE ROLE {role} LOGIN")
+    administer(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+    administer(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    url = server_url().replace("postgres@", f"{role}@")
+    async with open_postgres(url, schema=schema, read_only=True) as reader:
+        assert await reader.load(TENANT, f"i{row}", 10) is not None
+        assert (await reader.growth()).rows["instances"] == 1
+
+
+async def test_a_reader_refuses_what_is_not_of_this_version_and_makes_nothing() -> None:
+    schema = new_schema()
+    with pytest.raises(StoreNotFound, match="there is no "):
+        async with opened(schema, read_only=True):
+            pass
+    assert administer("SELECT count(*) FROM pg_namespace WHERE nspname = %s", schema) == [(0,)]
+    async with opened(schema):
+        pass
+    for version, kind in ((newest_version() - 1, StoreTooOld), (newest_version() + 1, StoreTooNew)):
+        administer(f"UPDATE {schema}.meta SET version = {version}")
+        with pytest.raises(kind):
+            async with opened(schema, read_only=True):
+                pass
+    administer(f"DROP TABLE {schema}.runtimes")
+    with pytest.raises(StoreCorrupt, match="tables of another program"):
+        async with opened(schema, read_only=True):
+            pass
+
+
 # ---------------------------------------------------------------- the server
 
 
@@ -257,6 +328,38 @@ async def test_no_server_is_unavailable() -> None:
             pass
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("postgres@", "nobody_we_know@", 'role "nobody_we_know" does not exist'),
+        ("/postgres", "/no_such_base", 'database "no_such_base" does not exist'),
+    ],
+)
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_an_unknown_user_or_database_is_denied_at_once(
+    old: str, new: str, words: str, read_only: bool
+) -> None:
+    base, _, database = server_url().rpartition("/")
+    url = f"{base}/{database}".replace(old, new) if old == "postgres@" else f"{base}{new}"
+    with pytest.raises(StoreDenied, match=words) as caught:
+        async with open_postgres(url, schema="x", read_only=read_only):
+            pass
+    assert not caught.value.retryable
+
+
+async def test_who_may_not_log_in_any_more_is_unavailable_until_he_may() -> None:
+    schema = new_schema()
+    role = f"{schema}_guest"
+    administer(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    async with open_postgres(server_url().replace("postgres@", f"{role}@"), schema=schema) as store:
+        administer(f"ALTER ROLE {role} NOLOGIN")
+        administer("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = %s", role)
+        with pytest.raises(StoreUnavailable, match="not permitted to log in"):
+            await store.reserve(1)
+        administer(f"ALTER ROLE {role} LOGIN")
+        assert await store.reserve(1) == 1
+
+
 async def test_a_user_who_may_not_write_is_refused() -> None:
     schema = new_schema()
     role = f"{schema}_reader"
@@ -275,7 +378,7 @@ async def test_a_role_whose_defaults_are_unfit_is_served_all_the_same() -> None:
         "default_transaction_isolation = 'serializable'",
         "synchronous_commit = 'off'",
         "search_path = 'pg_temp'",
-        "statement_timeout = '1ms'",
+        "statement_timeout = '30ms'",
         "standard_conforming_strings = 'off'",
     ):
         administer(f"ALTER ROLE {role} SET {setting}")
@@ -295,6 +398,24 @@ async def test_a_role_that_writes_nothing_by_default_is_read_only() -> None:
     with pytest.raises(StoreReadOnly, match="25006"):
         async with open_postgres(server_url().replace("postgres@", f"{role}@"), schema=schema):
             pass
+
+
+async def test_every_legal_pair_of_ids_fits_into_the_indexes() -> None:
+    """512 characters of four bytes each, in no order that a compression would find."""
+    long = ["".join(chr(0x20000 + (start + n * n * 7919) % 40_000) for n in range(512)) for start in range(3)]
+    tenant, name, workflow = long
+    for value in long:
+        assert check_id(value, "id") == value
+        assert len(value.encode()) == 2048
+    async with opened(new_schema()) as store:
+        row = await store.reserve(2)
+        record = instance(row, tenant_id=tenant, instance_id=name, workflow=workflow)
+        await store.apply([creation(record)])
+        assert await store.find(tenant, name) == record
+        where = InstanceFilter(tenant_id=tenant, workflow=workflow, id_prefix=name[:-1])
+        assert (await store.list_instances(where, InstanceOrder.CREATED, PageRequest())).items == (record,)
+        with pytest.raises(StoreRefused, match="already exists"):
+            await store.apply([creation(attrs.evolve(record, row=row + 1))])
 
 
 # ---------------------------------------------------------------- closing, urls, the runtime

@@ -11,8 +11,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import runtara
-from runtara import Reason, Runtime, Status
-from tests.runtimes import cancelled_at, runtime, scripted_runtime, url_of
+from runtara import Reason, Runtime, Settings, Status
+from runtara.clock import default_clock
+from runtara.runtime import run_runtime
+from tests.runtimes import ScriptedStore, cancelled_at, runtime, scripted_runtime, scripted_store, url_of
 
 DAY = 86_400.0
 
@@ -125,6 +127,70 @@ async def test_a_drain_with_a_store_that_is_away_ends_in_bounded_time(autojump_c
             start = trio.current_time()
         assert trio.current_time() - start <= 30
         nursery.cancel_scope.cancel()
+
+
+async def knock(rt: Runtime, name: str, heard: list[object]) -> None:
+    try:
+        async with rt.register(name) as inst:
+            heard.append(inst.registered.status)
+            await trio.sleep_forever()
+    except runtara.RuntaraError as error:
+        heard.append(type(error))
+
+
+async def test_no_session_begins_once_what_runs_is_being_suspended(autojump_clock: MockClock) -> None:
+    """A known instance comes back while the last ones are suspended, when nobody would tell it any more."""
+    heard: list[object] = []
+    async with scripted_store() as store, trio.open_nursery() as nursery:
+        async with run_runtime(store, default_clock(), Settings(drain_seconds=5)) as rt:
+            async with rt.register("known"):
+                pass
+            nursery.start_soon(deaf, rt, "a")
+            await wait_all_tasks_blocked()
+            nursery.start_soon(at_the_end, rt, store, heard, nursery)
+        record = await store.find("default", "known")
+        assert record is not None
+        assert (record.status, record.reason) == (Status.SUSPENDED, Reason.DISCONNECTED)
+        nursery.cancel_scope.cancel()
+    assert heard == [runtara.Draining]
+
+
+async def at_the_end(rt: Runtime, store: ScriptedStore, heard: list[object], nursery: trio.Nursery) -> None:
+    """Just before the drain's patience ends, let no write end; just after it, knock."""
+    await trio.sleep(4.9)
+    gate = store.hold()
+    await trio.sleep(0.5)
+    nursery.start_soon(knock, rt, "known", heard)
+    await trio.sleep(0.5)
+    gate.set()
+
+
+async def test_a_session_that_is_beginning_when_the_patience_ends_is_suspended_too(
+    autojump_clock: MockClock,
+) -> None:
+    heard: list[object] = []
+    async with scripted_store() as store, trio.open_nursery() as nursery:
+
+        async def knock_and_wait(rt: Runtime) -> None:
+            await trio.sleep(4.9)
+            gate = store.hold()
+            nursery.start_soon(knock, rt, "known", heard)
+            await trio.sleep(1)
+            gate.set()
+
+        async with run_runtime(store, default_clock(), Settings(drain_seconds=5)) as rt:
+            async with rt.register("known"):
+                pass
+            nursery.start_soon(deaf, rt, "a")
+            await wait_all_tasks_blocked()
+            nursery.start_soon(knock_and_wait, rt)
+        for name in ("a", "known"):
+            record = await store.find("default", name)
+            assert record is not None
+            assert (record.status, record.reason) == (Status.SUSPENDED, Reason.SHUTDOWN_REQUESTED)
+            assert record.attempt == 1
+        nursery.cancel_scope.cancel()
+    assert heard[:1] == [Status.RUNNING]
 
 
 async def test_openings_that_are_cancelled_leave_no_thread_and_no_descriptor(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import trio
 import runtara
 from runtara import AlreadyFinished, Reason, SignalType, Status, WaitOutcome
 from runtara.randomness import SeededRandomness
-from tests.runtimes import MEMORY, cancelled_at, runtime, url_of
+from tests.runtimes import STORES, cancelled_at, runtime, url_on
 
 
-@pytest.fixture(params=["in memory", "in a file, with threads"])
+@pytest.fixture(params=STORES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return MEMORY if request.param == "in memory" else url_of(tmp_path / "a.db")
+    return url_on(request.param, tmp_path)
 
 
 async def test_a_signal_sent_before_anyone_waits_is_never_lost(autojump_clock: object) -> None:

@@ -12,6 +12,7 @@ import runtara
 from runtara import Instance, Reason, Status, WaitOutcome
 from runtara.actors.letters import Key
 from runtara.clock import TrioClock
+from runtara.link import Sink
 from runtara.messages import Reply, Request, Wake
 from tests.runtimes import HandClock, runtime, scripted_runtime, url_of
 
@@ -225,11 +226,11 @@ async def test_a_clock_set_back_between_the_firing_and_the_actor_wakes_later(
         request = rt.system.request
         fired: list[int] = []
 
-        async def late(key: Key, message: Request) -> Reply:
+        async def late(key: Key, message: Request, sink: Sink | None = None) -> Reply:
             if isinstance(message, Wake) and not fired:
                 fired.append(message.deadline_us)
                 clock.advance(-50)
-            return await request(key, message)
+            return await request(key, message, sink)
 
         monkeypatch.setattr(rt.system, "request", late)
         clock.advance(100)

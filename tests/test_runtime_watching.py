@@ -9,12 +9,12 @@ import trio
 import runtara
 from runtara import Change, Instance, Runtime, Status
 from runtara.tenant import WATCH_BUFFER
-from tests.runtimes import MEMORY, entry_of, runtime, scripted_runtime, url_of
+from tests.runtimes import STORES, entry_of, runtime, scripted_runtime, url_on
 
 
-@pytest.fixture(params=["in memory", "in a file, with threads"])
+@pytest.fixture(params=STORES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return MEMORY if request.param == "in memory" else url_of(tmp_path / "a.db")
+    return url_on(request.param, tmp_path)
 
 
 async def collect(rt: Runtime, seen: list[Change], *, task_status: trio.TaskStatus[None]) -> None:

@@ -2,8 +2,10 @@
 
 import resource
 import sqlite3
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from runtara.errors import (
     StoreUnavailable,
 )
 from runtara.persistence.sqlite import SqliteStore
+from runtara.persistence.sqlite.damage import find_damage
 from runtara.persistence.sqlite.faults import commit_error, store_error
 from runtara.records import SettleWait, WaitOutcome
-from runtara.testing.samples import TENANT, checkpoint, creation, instance, unit
+from runtara.testing.samples import TENANT, checkpoint, creation, finished, instance, unit
 from tests.sqlite_stores import opened, other_process
 
 PAGE = 4096
@@ -122,8 +125,7 @@ async def test_on_a_full_disk_writes_are_refused_and_reads_go_on(tmp_path: Path)
 
 def assert_sound(path: Path) -> None:
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    assert find_damage(connection) == []
     connection.close()
 
 
@@ -301,6 +303,37 @@ async def test_numbers_whose_commit_is_unknown_are_not_given(tmp_path: Path) -> 
             await store.reserve(5)
     async with opened(tmp_path / "a.db") as store:
         assert await store.reserve(5) == 11
+
+
+async def test_what_waits_behind_an_unknown_commit_is_not_written(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    async def refuse(write: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(StoreError) as caught:
+            await write()
+        refused.append(type(caught.value).__name__)
+
+    async with opened(tmp_path / "a.db", inline=False) as store:
+        row = await store.reserve(2)
+        await store.apply([creation(instance(row)), creation(finished(row + 1, 9))])
+        real = store.write_connection
+        assert real is not None
+        store.write_connection = FailingCommit(real, committed=True)  # type: ignore[assignment]
+        held = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.writer.run, partial(held.wait, 10))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(refuse, lambda: store.apply([big(row, 2)]))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(refuse, lambda: store.purge([row + 1], 10))
+            nursery.start_soon(refuse, lambda: store.reserve(1))
+            await trio.testing.wait_all_tasks_blocked()
+            held.set()
+        assert sorted(refused) == ["OutcomeUnknown", "StoreFailed", "StoreFailed"]
+        assert await store.settle() == frozenset()
+        assert await store.find(TENANT, f"i{row + 1}") == finished(row + 1, 9)
+    async with opened(tmp_path / "a.db") as store:
+        assert await store.reserve(1) == row + 2
 
 
 @contextmanager

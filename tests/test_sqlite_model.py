@@ -10,6 +10,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtara.limits import OPEN_STEPS
 from runtara.persistence.sqlite import SqliteStore
 from runtara.persistence.store import Loaded, Unit
 from runtara.records import (
@@ -18,6 +19,7 @@ from runtara.records import (
     CompensationRecord,
     CompensationState,
     ErrorRecord,
+    FinishStep,
     InstanceRecord,
     Op,
     PayloadKind,
@@ -27,6 +29,8 @@ from runtara.records import (
     SettleWait,
     SignalRecord,
     Status,
+    StepRecord,
+    StepStatus,
     WaitOutcome,
     WaitRecord,
 )
@@ -49,6 +53,7 @@ class Model:
     """The newest revision that a row carries."""
     checkpoints: list[CheckpointRecord] = attrs.Factory(list)
     waits: dict[str, WaitRecord] = attrs.Factory(dict)
+    steps: dict[int, StepRecord] = attrs.Factory(dict)
     signals: dict[int, SignalRecord] = attrs.Factory(dict)
     compensations: dict[str, CompensationRecord] = attrs.Factory(dict)
     errors: list[ErrorRecord] = attrs.Factory(list)
@@ -74,6 +79,12 @@ class Model:
             case SettleWait(wait_id=wait_id, outcome=outcome, settled_us=settled_us):
                 self.waits[wait_id] = attrs.evolve(
                     self.waits[wait_id], outcome=outcome, settled_us=settled_us
+                )
+            case StepRecord():
+                self.steps[op.revision] = op
+            case FinishStep(start_revision=start, end_revision=end, status=status, finished_us=at):
+                self.steps[start] = attrs.evolve(
+                    self.steps[start], status=status, finished_us=at, end_revision=end
                 )
             case SignalRecord():
                 self.signals[op.revision] = op
@@ -101,10 +112,14 @@ class Model:
             waits=tuple(w for w in self.waits.values() if w.open),
             compensations=tuple(self.compensations.values()),
             last_error=self.errors[-1] if self.errors else None,
+            steps=self.running_steps()[-OPEN_STEPS:],
             checkpoint_ids=frozenset(c.checkpoint_id for c in self.checkpoints),
             wait_ids=frozenset(self.waits),
             request_ids=frozenset(r.request_id for r in self.requests),
         )
+
+    def running_steps(self) -> tuple[StepRecord, ...]:
+        return tuple(s for s in self.steps.values() if s.status is StepStatus.RUNNING)
 
 
 ACTIONS = (
@@ -112,6 +127,8 @@ ACTIONS = (
     "compensatable",
     "wait",
     "settle",
+    "step",
+    "finish",
     "signal",
     "acknowledge",
     "compensate",
@@ -143,6 +160,10 @@ def operation(model: Model, action: str, revision: int) -> Op | None:
             return samples.wait(revision)
         case "settle" if open_waits := [w for w in model.waits.values() if w.open]:
             return SettleWait(wait_id=open_waits[0].wait_id, outcome=WaitOutcome.ELAPSED, settled_us=revision)
+        case "step":
+            return samples.step(revision)
+        case "finish" if running := model.running_steps():
+            return samples.finish_step(running[-1].revision, revision)
         case "signal":
             return samples.signal(revision)
         case "acknowledge" if pending := [s for s in model.signals.values() if s.acknowledged_us is None]:
@@ -219,7 +240,16 @@ def copy_of(model: Model) -> Model:
         model,
         **{
             name: getattr(model, name).copy()
-            for name in ("checkpoints", "waits", "signals", "compensations", "errors", "requests", "payloads")
+            for name in (
+                "checkpoints",
+                "waits",
+                "steps",
+                "signals",
+                "compensations",
+                "errors",
+                "requests",
+                "payloads",
+            )
         },
     )
 

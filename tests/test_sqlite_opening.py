@@ -14,8 +14,10 @@ import pytest
 from runtara.errors import (
     StoreCorrupt,
     StoreFailed,
+    StoreNotFound,
     StoreReadOnly,
     StoreTooNew,
+    StoreTooOld,
     ValidationError,
 )
 from runtara.persistence.sqlite import connection, schema
@@ -42,17 +44,18 @@ LEVELS = [("OFF", 0), ("NORMAL", 1), ("FULL", 2), ("EXTRA", 3), ("full", 2)]
 @pytest.mark.parametrize(("word", "level"), LEVELS)
 async def test_the_settings_are_what_sqlite_says(word: str, level: int, tmp_path: Path) -> None:
     async with opened(tmp_path / "a.db", synchronous=word) as store:
-        writer, reader = store.write_connection, store.read_connection
+        writer, reader = store.write_connection, store.reading.connection
         assert pragma(writer, "journal_mode") == "wal"
         assert pragma(writer, "synchronous") == level
-        assert pragma(writer, "foreign_keys") == 1
         assert pragma(writer, "wal_autocheckpoint") == 0
         assert pragma(writer, "journal_size_limit") == 64 * 1024 * 1024
         assert pragma(writer, "mmap_size") == 0
         assert pragma(writer, "trusted_schema") == 0
         assert pragma(writer, "application_id") == APPLICATION_ID
         assert pragma(reader, "journal_mode") == "wal"
-        assert pragma(reader, "query_only") == 1
+        for reads, cache in ((reader, -16 * 1024), (store.listing.connection, -64 * 1024)):
+            assert pragma(reads, "query_only") == 1
+            assert pragma(reads, "cache_size") == cache
 
 
 async def test_full_is_the_default(tmp_path: Path) -> None:
@@ -223,7 +226,7 @@ async def test_a_reader_may_look_while_a_runtime_writes(tmp_path: Path) -> None:
 
 
 async def test_a_reader_makes_no_file(tmp_path: Path) -> None:
-    with pytest.raises(StoreReadOnly):
+    with pytest.raises(StoreNotFound, match="there is no store at"):
         async with opened(tmp_path / "a.db", read_only=True):
             pass
     assert list(tmp_path.iterdir()) == []
@@ -271,7 +274,7 @@ async def test_a_reader_asks_for_the_migration_of_an_older_file(
     await fill(tmp_path / "a.db")
     more = [*schema.migrations(), Migration(schema.newest_version() + 1, "CREATE TABLE t (x);")]
     monkeypatch.setattr(schema, "migrations", lambda: more)
-    with pytest.raises(StoreReadOnly, match="open it for writing once"):
+    with pytest.raises(StoreTooOld, match="open it for writing once"):
         async with opened(tmp_path / "a.db", read_only=True):
             pass
     async with opened(tmp_path / "a.db") as store:

@@ -2,27 +2,26 @@
 
 import sqlite3
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import attrs
 import pytest
 
-from runtara.persistence.cursors import Place, encode_cursor
-from runtara.persistence.sqlite import connection, queries, rows, schema, writes
+from runtara.errors import StoreRefused
+from runtara.persistence import rows
+from runtara.persistence.sqlite import writes
 from runtara.persistence.sqlite.statements import insert_sql, run_rows, update_sql
-from runtara.persistence.store import InstanceFilter, InstanceOrder, PageRequest
 from runtara.records import (
-    CheckpointRecord,
-    EventRecord,
+    AcknowledgeSignal,
+    Op,
     PayloadKind,
     PutPayload,
     Reason,
+    SettleWait,
     Status,
+    WaitOutcome,
 )
+from runtara.testing import samples
 from runtara.testing.samples import (
-    TENANT,
     checkpoint,
     compensatable,
     creation,
@@ -30,17 +29,13 @@ from runtara.testing.samples import (
     one_of_each,
     unit,
 )
-from tests.sqlite_stores import opened
+from tests.sqlite_stores import new_database, opened, plan_of
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    path = str(tmp_path / "a.db")
-    schema.make_file(path)
-    opened = connection.open_writer(path, 2, 0.01)
-    schema.migrate(opened, path)
-    yield opened
-    opened.close()
+    with new_database(tmp_path / "a.db") as opened:
+        yield opened
 
 
 def with_values(database: sqlite3.Connection) -> None:
@@ -52,29 +47,48 @@ def rows_of(database: sqlite3.Connection, sql: str) -> list[object]:
     return database.execute(sql).fetchall()
 
 
-def owners(database: sqlite3.Connection, table: str) -> set[int]:
-    """The instances that have rows in ``table``."""
-    return {owner for (owner,) in database.execute(f"SELECT instance FROM {table}")}  # noqa: S608
+def operations(revision: int) -> list[Op]:
+    """One of every kind, but the record of an instance."""
+    settle = SettleWait(wait_id="wait-1", outcome=WaitOutcome.ELAPSED, settled_us=1)
+    changes = (
+        settle,
+        samples.finish_step(1, revision),
+        AcknowledgeSignal(signal_id=1, shown_us=1, acknowledged_us=1),
+    )
+    return [
+        *one_of_each(revision),
+        compensatable(revision),
+        PutPayload(kind=PayloadKind.INPUT, data=b"x"),
+        *changes,
+    ]
 
 
-APPENDED = [*(table.name for table in rows.APPENDED.values()), "compensations", "payloads"]
-
-
-def test_deleting_an_instance_takes_all_that_is_its_own(database: sqlite3.Connection) -> None:
+@pytest.mark.parametrize("op", operations(2), ids=lambda op: type(op).__name__)
+def test_nothing_is_written_for_an_instance_that_is_not_there(op: Op, database: sqlite3.Connection) -> None:
     with_values(database)
-    writes.write(database, [creation(instance(2), *one_of_each(1))])
-    assert all(owners(database, name) for name in APPENDED)
-    database.execute("DELETE FROM instances WHERE row = 1")
-    for name in APPENDED:
-        assert owners(database, name) == (set() if name in ("compensations", "payloads") else {2}), name
+    before = children(database)
+    assert writes.write(database, [unit(99, 2, op), unit(99, 3, op)]) == {99}
+    with pytest.raises(StoreRefused, match="a unit creates the instance 99 without its record"):
+        writes.write(database, [unit(99, 1, op, epoch=0, base=0)])
+    assert children(database) == before
 
 
-def test_nothing_can_be_appended_to_an_instance_that_is_not_there(database: sqlite3.Connection) -> None:
-    for name, table in ((t.name, t) for t in rows.APPENDED.values()):
-        record = next(r for r in one_of_each(1) if rows.APPENDED[type(r)] is table)
-        sql = insert_sql(name, ("instance", *table.columns), 1)
-        with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
-            database.execute(sql, (99, *table.values(record)))
+def children(database: sqlite3.Connection) -> dict[str, list[object]]:
+    return {table: rows_of(database, f"SELECT * FROM {table}") for table in rows.HISTORY}  # noqa: S608
+
+
+async def test_the_guard_reads_the_instance_in_the_transaction_that_writes(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.db") as store:
+        row = await store.reserve(1)
+        await store.apply([creation(instance(row))])
+        assert store.write_connection is not None
+        statements: list[str] = []
+        store.write_connection.set_trace_callback(statements.append)
+        await store.apply([unit(row, 2, *operations(2)[:1])])
+        begin, guard, *others = statements
+        assert begin == "BEGIN IMMEDIATE", "from here on nobody else deletes the instance"
+        assert guard.strip().startswith("SELECT row, epoch, revision FROM instances")
+        assert [statement[:6] for statement in others] == ["INSERT", "UPDATE", "COMMIT"]
 
 
 def test_a_move_opens_no_table_but_the_instances(database: sqlite3.Connection) -> None:
@@ -97,11 +111,6 @@ def test_a_move_finds_its_rows_by_their_key(database: sqlite3.Connection) -> Non
         plan = plan_of(database, sql, (0,) * sql.count("?"))
         assert "SEARCH" in plan, plan
         assert "SCAN v" in plan, plan
-
-
-def plan_of(database: sqlite3.Connection, sql: str, values: tuple[object, ...]) -> str:
-    steps = database.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
-    return "; ".join(step[3] for step in steps)
 
 
 async def test_large_values_keep_their_rows_when_the_status_moves(tmp_path: Path) -> None:
@@ -149,84 +158,3 @@ def test_a_batch_of_checkpoints_is_a_few_statements(database: sqlite3.Connection
     writes.write(database, [unit(row, 2, checkpoint(2)) for row in range(1, 101)])
     database.set_trace_callback(None)
     assert len(statements) == 4, "the guards, and 64 + 32 + 4 rows"
-
-
-# ---------------------------------------------------------------- questions go by an index
-
-LISTS = [
-    (InstanceFilter(), InstanceOrder.CREATED, "instances_by_creation"),
-    (InstanceFilter(tenant_id=TENANT), InstanceOrder.CREATED, "instances_by_tenant"),
-    (
-        InstanceFilter(tenant_id=TENANT, statuses=frozenset({Status.RUNNING})),
-        InstanceOrder.CREATED,
-        "instances_by_status",
-    ),
-    (InstanceFilter(), InstanceOrder.FINISHED, "instances_by_finish"),
-    (InstanceFilter(tenant_id=TENANT), InstanceOrder.FINISHED, "instances_by_tenant_finish"),
-]
-
-
-class Asked(Exception):
-    """Ends a question once its SQL is known."""
-
-
-@attrs.define
-class Listener:
-    """A connection that tells the plan of the first statement it is asked to run."""
-
-    database: sqlite3.Connection
-
-    def execute(self, sql: str, values: tuple[object, ...] = ()) -> None:
-        raise Asked(plan_of(self.database, sql, values))
-
-
-@pytest.mark.parametrize("descending", [True, False])
-@pytest.mark.parametrize(("where", "order", "index"), LISTS)
-def test_a_list_goes_by_its_index_and_sorts_nothing(
-    where: InstanceFilter, order: InstanceOrder, index: str, descending: bool, database: sqlite3.Connection
-) -> None:
-    name = f"instances/{order.value}/{'desc' if descending else 'asc'}"
-    for cursor in (None, encode_cursor(name, Place(5, 5))):
-        page = PageRequest(cursor=cursor, descending=descending)
-        with pytest.raises(Asked) as asked:
-            queries.list_instances(Listener(database), where, order, page)  # type: ignore[arg-type]
-        plan = str(asked.value)
-        assert f"INDEX {index}" in plan, plan
-        assert "TEMP B-TREE" not in plan, plan
-
-
-@pytest.mark.parametrize("kind", [CheckpointRecord, EventRecord])
-def test_records_are_listed_by_their_index(kind: type, database: sqlite3.Connection) -> None:
-    with pytest.raises(Asked) as asked:
-        queries.list_records(Listener(database), 1, kind, PageRequest(), None)  # type: ignore[arg-type]
-    plan = str(asked.value)
-    assert "SEARCH c USING INDEX" in plan, plan
-    assert "TEMP B-TREE" not in plan, plan
-
-
-def test_what_is_due_goes_by_its_index(database: sqlite3.Connection) -> None:
-    listener: Any = Listener(database)
-    for question, index in (
-        (partial(queries.due, listener, 5, (1, 1), 10), "instances_due"),
-        (partial(queries.running, listener, 5, 1, 10), "instances_running"),
-    ):
-        with pytest.raises(Asked) as asked:
-            question()
-        plan = str(asked.value)
-        assert index in plan, plan
-        assert "TEMP B-TREE" not in plan, plan
-
-
-def test_pending_and_open_rows_have_small_indexes(database: sqlite3.Connection) -> None:
-    pending = "SELECT * FROM signals WHERE instance = 1 AND acknowledged_us IS NULL ORDER BY revision"
-    still_open = "SELECT * FROM waits WHERE instance = 1 AND outcome IS NULL ORDER BY revision"
-    for sql, index in ((pending, "signals_pending"), (still_open, "waits_open")):
-        plan = plan_of(database, sql, ())
-        assert f"INDEX {index}" in plan, plan
-        assert "TEMP B-TREE" not in plan, plan
-
-
-def test_loading_scans_nothing(database: sqlite3.Connection) -> None:
-    plan = plan_of(database, queries.NEWEST_REVISION, (1,))
-    assert plan.count("SEARCH") == len(rows.APPENDED)
-    assert "SCAN" not in plan.replace("SCAN CONSTANT ROW", "")

@@ -10,6 +10,7 @@ from runtara.errors import PayloadTooLarge, ValidationError
 from runtara.limits import MAX_DURATION_US, MAX_INT, MEBIBYTE, Limits
 from runtara.messages import (
     AckSignal,
+    Attach,
     ExitReport,
     FinishCompensation,
     ForceTerminate,
@@ -64,6 +65,7 @@ CLASSES: dict[str, list[Any]] = {
 
 TABLE: Table = [
     (Register(), {"checkpoint_id": NAME, "workflow": ID, "definition_version": ID}),
+    (Attach(epoch=1), EPOCH),
     (
         SaveCheckpoint(epoch=1, checkpoint_id="c"),
         {

@@ -1,8 +1,10 @@
 """The command ``runtara``.
 
-Every error is one line on the standard error stream; a usage error ends with exit code 2.
+Every error is one line on the standard error stream, which begins with its code. What the exit codes mean
+stands in `runtara.cli.options`.
 """
 
+import io
 import math
 import sys
 from collections.abc import Callable
@@ -11,6 +13,13 @@ from typing import Any
 import click
 
 import runtara
+from runtara.cli.control import cancel, pause, resume, signal, terminate, watch
+from runtara.cli.instances import checkpoints, errors, events, list_instances, show, steps
+from runtara.cli.options import exit_code
+from runtara.cli.printing import visible
+from runtara.cli.serve import health, serve, token
+from runtara.cli.stores import backup, check, purge, restore, stats, violations
+from runtara.cli.transfer import export, import_
 
 
 class Program(click.Group):
@@ -20,15 +29,26 @@ class Program(click.Group):
         run: Callable[..., Any] = super().main
         if not extra.pop("standalone_mode", True):
             return run(*args, standalone_mode=False, **extra)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal's encoding lacks
         try:
             code = run(*args, standalone_mode=False, **extra)
         except click.ClickException as error:
-            click.echo(f"runtara: {error.format_message()}", err=True)
+            click.echo(f"runtara: {visible(error.format_message())}", err=True)
             code = error.exit_code
+        except runtara.RuntaraError as error:
+            click.echo(f"runtara: {visible(line_of(error))}", err=True)
+            code = exit_code(error)
         except click.Abort:
             click.echo("runtara: interrupted", err=True)
             code = 130
         sys.exit(code)
+
+
+def line_of(error: runtara.RuntaraError) -> str:
+    """Code and message, and the instance where the message does not name it."""
+    line = f"{error.code}: {error.message}"
+    return f"{line}: {error.details['instance_id']}" if isinstance(error, runtara.InstanceNotFound) else line
 
 
 def finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -72,3 +92,15 @@ def demo(context: click.Context, kills: int, instances: int, seconds: float, kee
     from runtara.cli.demo import run_demo  # what draws is loaded only when there is something to draw
 
     context.exit(run_demo(kills=kills, instances=instances, seconds=seconds, keep=keep))
+
+
+for command in (list_instances, show, events, steps, checkpoints, errors):
+    main.add_command(command)
+for command in (stats, violations, check, backup, restore, purge):
+    main.add_command(command)
+for command in (signal, cancel, pause, resume, terminate, watch):
+    main.add_command(command)
+for command in (serve, token, health):
+    main.add_command(command)
+for command in (export, import_):
+    main.add_command(command)

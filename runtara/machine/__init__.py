@@ -21,6 +21,7 @@ from runtara.machine.state import Decision, Fact, Facts, InstanceState, Need, Re
 from runtara.messages import (
     AckSignal,
     AskShutdown,
+    Attach,
     ExitReport,
     FinishCompensation,
     ForceSuspend,
@@ -57,6 +58,7 @@ class Rule(Protocol):
 
 RULES: dict[type[Request], Rule] = {
     Register: sessions.register,
+    Attach: sessions.attach,
     GetCheckpoint: sessions.get_checkpoint,
     ReportEvent: reports.event,
     PollSignals: signals.poll,
@@ -115,6 +117,8 @@ def needs(state: InstanceState | None, message: Request) -> tuple[Need, ...]:
             checkpoint = named(Fact.CHECKPOINT, message.checkpoint_id)
             hosted = state is not None and state.row.hosted
             return ((Fact.NUMBER, None), *checkpoint, *(((Fact.PAYLOADS, INPUT),) if hosted else ()))
+        case Attach():
+            return ((Fact.PAYLOADS, INPUT),) if state is not None and state.row.hosted else ()
         case Sleep():
             again = message.checkpoint_id or message.request_id
             wait = None if again is None else waits.wait_id_of(message, 0)

@@ -37,6 +37,7 @@ from runtara.records import (
     SignalRecord,
     SignalType,
     Status,
+    StepRecord,
     WaitKind,
     WaitOutcome,
     WaitRecord,
@@ -103,6 +104,11 @@ class Draft:
     @property
     def compensations(self) -> tuple[CompensationRecord, ...]:
         found: tuple[CompensationRecord, ...] = self.now("compensations")
+        return found
+
+    @property
+    def steps(self) -> tuple[StepRecord, ...]:
+        found: tuple[StepRecord, ...] = self.now("steps")
         return found
 
     @property

@@ -6,8 +6,10 @@ check that after each decision, and the runtime may ask it of anything that is l
 
 from enum import Enum
 
+import attrs
+
 from runtara.machine.state import InstanceState
-from runtara.records import SignalRecord, Status, WaitKind, WaitRecord
+from runtara.records import InstanceRecord, SignalRecord, Status, WaitKind, WaitRecord
 
 
 class Mover(Enum):
@@ -27,6 +29,25 @@ class Mover(Enum):
     """A signal that it waits for and that has not come yet."""
     CLIENT = "client"
     """Its client; it is listed, with its age."""
+
+
+class Stuck(Enum):
+    """Why nothing moves an instance."""
+
+    NO_REASON = "no_reason_to_move"
+    """It rests, and waits for nothing that can still come."""
+    NO_SESSION = "no_session"
+    """It is running, and nobody has its session."""
+    UNREADABLE = "unreadable"
+    """Its rows cannot be read, so it cannot be brought to life."""
+
+
+@attrs.frozen(kw_only=True)
+class Violation:
+    """An instance that breaks P10."""
+
+    stuck: Stuck
+    record: InstanceRecord
 
 
 def reason_to_move(state: InstanceState) -> Mover | None:

@@ -16,6 +16,7 @@ from runtara.errors import (
 )
 from runtara.lifecycle import Cause
 from runtara.limits import MAX_DURATION_US, MAX_INSTANT_US, SECOND_US, Limits
+from runtara.machine import steps
 from runtara.machine.draft import UNFINISHED, Draft
 from runtara.machine.endings import end, finish_compensating, owned, rest, suspend_due
 from runtara.machine.requests import recall, remember
@@ -66,14 +67,18 @@ def event(
         applied = draft.status is Status.RUNNING
         return draft.decide(event_reply(draft, applied, None))
     applied = apply_event(draft, message)
-    draft.add_event(
+    body = steps.body_of(message)
+    record = draft.add_event(
         message.type,
         subtype=message.subtype,
         checkpoint_id=message.checkpoint_id,
         payload=message.payload,
         created_us=in_range(message.timestamp_us, now_us),
         applied=applied,
+        scope_id=steps.text(body, "scope_id"),
+        parent_scope_id=steps.text(body, "parent_scope_id"),
     )
+    steps.follow(draft, record, body)
     reply = event_reply(draft, applied, draft.revision)
     remember(draft, message, message.request_id, reply)
     return draft.decide(reply)

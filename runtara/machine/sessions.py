@@ -2,7 +2,13 @@
 
 import attrs
 
-from runtara.errors import AlreadyFinished, CheckpointNotFound, Conflict, StaleEpoch
+from runtara.errors import (
+    AlreadyFinished,
+    CheckpointNotFound,
+    Conflict,
+    InvalidInstanceState,
+    StaleEpoch,
+)
 from runtara.lifecycle import Cause
 from runtara.limits import Limits
 from runtara.machine.draft import Draft
@@ -11,6 +17,7 @@ from runtara.machine.requests import recall, remember
 from runtara.machine.state import Decision, Facts, InstanceState
 from runtara.messages import (
     AskShutdown,
+    Attach,
     ChangeReply,
     CheckpointReply,
     ClosedPush,
@@ -38,6 +45,9 @@ from runtara.records import (
     SignalType,
     Status,
 )
+
+ATTACHED = "attached"
+"""Subtype of the event that says that a session goes on over another connection."""
 
 
 def blank(facts: Facts, now_us: int, *, hosted: bool = False) -> InstanceState:
@@ -124,11 +134,45 @@ def begin_session(draft: Draft, message: Register) -> None:
         draft.push_signal(signal)
 
 
+def attach(
+    state: InstanceState | None, message: Attach, facts: Facts, now_us: int, limits: Limits
+) -> Decision:
+    found = owned(state, facts, message.epoch)
+    draft = Draft(found, facts, now_us, limits)
+    if found.connected:
+        raise Conflict("epoch", "the session is held by another connection")
+    if draft.status is not Status.RUNNING and not draft.paused:
+        raise InvalidInstanceState("running or paused", draft.status.word)
+    draft.supersedes = True
+    draft.set(connected=True, shown=frozenset())
+    draft.add_event(EventType.STARTED, subtype=ATTACHED)
+    for signal in draft.signals:
+        draft.push_signal(signal)
+    return draft.decide(
+        Registered(
+            epoch=message.epoch,
+            created=False,
+            status=draft.status,
+            paused=draft.paused,
+            due=False,
+            attempt=draft.row("attempt"),
+            compensating=draft.row("intended") is not None,
+            input=facts.payloads.get(PayloadKind.INPUT),
+            checkpoint_id=draft.now("checkpoint_id"),
+            signals=draft.signals,
+        )
+    )
+
+
 def session_lost(
     state: InstanceState | None, message: SessionLost, facts: Facts, now_us: int, limits: Limits
 ) -> Decision:
     found = owned(state, facts, message.epoch)
     draft = Draft(found, facts, now_us, limits)
+    if message.orphaned and found.connected:  # its client has come back in time
+        return Decision(
+            state=found, reply=ChangeReply(applied=False, status=draft.status, reason=draft.reason)
+        )
     applied = found.row.status is Status.RUNNING
     if applied:
         leave(

@@ -19,6 +19,7 @@ from runtara.records import (
     RetryAttemptRecord,
     SignalRecord,
     SignalType,
+    StepRecord,
     WaitRecord,
 )
 
@@ -39,6 +40,8 @@ class InstanceState:
     """Open, oldest first."""
     compensations: tuple[CompensationRecord, ...] = ()
     last_error: ErrorRecord | None = None
+    steps: tuple[StepRecord, ...] = ()
+    """Running, oldest first: the newest `OPEN_STEPS` of them."""
     connected: bool = False
     """Whether the row's epoch has a live session (within its grace period counts as live)."""
     shown: frozenset[int] = frozenset()
@@ -59,6 +62,7 @@ class InstanceState:
             waits=self.waits,
             compensations=self.compensations,
             last_error=self.last_error,
+            steps=self.steps,
             connected=self.connected,
             shown=self.shown,
             parked=self.parked,

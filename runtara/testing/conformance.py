@@ -19,7 +19,14 @@ the sentences in `REOPENING`.
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from runtara.testing import conformance_asking, conformance_reading, conformance_writing
+from runtara.testing import (
+    conformance_asking,
+    conformance_deleting,
+    conformance_operating,
+    conformance_reading,
+    conformance_records,
+    conformance_writing,
+)
 from runtara.testing.conformance_writing import OpenStore
 
 Sentence = Callable[[OpenStore], Awaitable[None]]
@@ -28,14 +35,20 @@ SENTENCES: Final[tuple[Sentence, ...]] = (
     *conformance_writing.SENTENCES,
     *conformance_reading.SENTENCES,
     *conformance_asking.SENTENCES,
+    *conformance_records.SENTENCES,
+    *conformance_operating.SENTENCES,
+    *conformance_deleting.SENTENCES,
 )
-"""All of them, in the order of the contract."""
+"""All of them."""
 
 REOPENING: Final[frozenset[Sentence]] = frozenset(
     {
         conformance_writing.w1_an_applied_batch_is_there_after_reopening,
         conformance_reading.n1_numbers_are_not_given_again_after_reopening,
         conformance_asking.a1_a_cursor_outlives_a_reopening,
+        conformance_operating.k1_notes_are_there_after_reopening,
+        conformance_deleting.d2_numbers_of_purged_instances_are_not_given_again,
+        conformance_deleting.d3_the_rest_is_swept_after_a_reopening,
     }
 )
 """Those that close the store and open it again."""

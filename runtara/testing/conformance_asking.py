@@ -1,73 +1,21 @@
-"""The sentences A1 to A4 and C1: lists, counts, cursors, and closing."""
+"""The sentences A1 to A4 for instances: lists, counts, cursors."""
 
 import base64
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
-from runtara.errors import RuntimeClosed, ValidationError
-from runtara.persistence.store import (
-    EventFilter,
-    InstanceFilter,
-    InstanceOrder,
-    Page,
-    PageRequest,
-    Store,
-)
-from runtara.records import (
-    CheckpointRecord,
-    CompensationAttemptRecord,
-    ErrorRecord,
-    EventRecord,
-    EventType,
-    InstanceRecord,
-    PayloadKind,
-    RetryAttemptRecord,
-    SignalRecord,
-    Status,
-)
+from runtara.errors import ValidationError
+from runtara.persistence.store import InstanceFilter, InstanceOrder, Page, PageRequest, Store
+from runtara.records import ErrorRecord, EventRecord, InstanceRecord, Status, StepRecord
 from runtara.testing import samples
+from runtara.testing.conformance_walks import Between, in_order, instance_matches, walk
 from runtara.testing.conformance_writing import OpenStore, apply_all
 from runtara.testing.expectations import expect, expect_error
 from runtara.testing.samples import TENANT, creation, finished, instance, unit
 
 EVERYTHING: Final = InstanceFilter()
-MANY_PAGES: Final = 1000
-"""More than any walk here has; a cursor that stands still is found by it."""
 CREATED, FINISHED = InstanceOrder.CREATED, InstanceOrder.FINISHED
-KINDS: Final[tuple[type[Any], ...]] = (
-    CheckpointRecord,
-    EventRecord,
-    SignalRecord,
-    ErrorRecord,
-    RetryAttemptRecord,
-    CompensationAttemptRecord,
-)
-
-
-async def walk(
-    store: Store,
-    where: InstanceFilter,
-    order: InstanceOrder,
-    *,
-    limit: int,
-    descending: bool = True,
-    between: Callable[[int], Awaitable[None]] | None = None,
-) -> list[InstanceRecord]:
-    """All pages of a list, with ``between(page number)`` after each."""
-    seen: list[InstanceRecord] = []
-    cursor: str | None = None
-    number = 0
-    while True:
-        request = PageRequest(limit=limit, cursor=cursor, descending=descending)
-        page = await store.list_instances(where, order, request)
-        expect(len(page.items) <= limit, True, "the page's limit")
-        expect(number < MANY_PAGES, True, "the walk comes to an end")
-        seen += page.items
-        cursor, number = page.next, number + 1
-        if between is not None:
-            await between(number)
-        if cursor is None:
-            return seen
 
 
 async def many_instances(store: Store, count: int, *, tied: int) -> list[int]:
@@ -109,64 +57,60 @@ async def a1_the_last_page_says_so(open_store: OpenStore) -> None:
         expect((len(full.items), full.next), (4, None), "a page that holds exactly all")
 
 
+TIED: Final = 4
+LIVE: Final = frozenset({Status.RUNNING, Status.COMPLETED})
+WALKS: Final = (
+    (EVERYTHING, CREATED),
+    (EVERYTHING, FINISHED),
+    (InstanceFilter(statuses=LIVE), CREATED),
+    (InstanceFilter(tenant_id=TENANT, statuses=LIVE | {Status.FAILED}), CREATED),
+    (InstanceFilter(tenant_id=TENANT, statuses=frozenset({Status.COMPLETED, Status.FAILED})), FINISHED),
+)
+"""Lists in which what is there stays there while it finishes; several statuses are lists merged."""
+
+
 async def a1_a_record_present_all_along_is_seen_once(open_store: OpenStore) -> None:
     async with open_store() as store:
-        rows = await many_instances(store, 30, tied=4)
-
-        async def disturb(number: int) -> None:
-            extra = await store.reserve(2)
-            running = rows[(number * 2) % len(rows)]
-            await store.apply(
-                [
-                    creation(instance(extra, created_us=100 + number % 8)),
-                    creation(finished(extra + 1, 5_000 + number % 8, created_us=100 + number % 8)),
-                    unit(running, 2, finished(running, 5_000 + number % 8, revision=2)),
-                ]
-            )
-
-        for descending in (True, False):
-            seen = await walk(
-                store, EVERYTHING, CREATED, limit=4, descending=descending, between=disturb_few(disturb)
-            )
-            found = [r.row for r in seen if r.row in rows]
-            expect(sorted(found), rows, "each row present all along, once")
-            expect(len({r.row for r in seen}), len(seen), "no row twice")
+        for where, order in WALKS:
+            for descending in (False, True):
+                rows = await many_instances(store, 24, tied=TIED)
+                seen = await walk(
+                    store,
+                    where,
+                    order,
+                    limit=6,
+                    descending=descending,
+                    between=disturbance(store, rows),
+                )
+                found = sorted(r.row for r in seen if r.row in rows[::2])
+                what = f"{order}, descending={descending}, {where}"
+                if order is CREATED:
+                    expect(found, rows[::2], f"each row that may have finished meanwhile, once: {what}")
+                ended = sorted(r.row for r in seen if r.row in rows[1::2])
+                expect(ended, rows[1::2], f"each row that had finished before, once: {what}")
+                expect(len({r.row for r in seen}), len(seen), f"no row twice: {what}")
 
 
-def disturb_few(disturb: Callable[[int], Awaitable[None]]) -> Callable[[int], Awaitable[None]]:
-    """Disturb the first pages only, or a walk against the growing end would never end."""
+def disturbance(store: Store, rows: list[int]) -> Between:
+    """Adds and finishes instances at instants that other ones have.
+
+    Only after the first pages, or a walk against the growing end would never end.
+    """
 
     async def between(number: int) -> None:
-        if number <= 10:
-            await disturb(number)
+        if number > 8:
+            return
+        extra = await store.reserve(2)
+        at = number * 2 % len(rows)
+        record = finished(rows[at], 5_000 + number % 8, created_us=100 + at // TIED, revision=2)
+        await apply_all(
+            store,
+            creation(instance(extra, created_us=100 + number % 8)),
+            creation(finished(extra + 1, 5_000 + number % 8, created_us=100 + number % 8)),
+            unit(rows[at], 2, record),
+        )
 
     return between
-
-
-async def a1_records_are_paged_like_instances(open_store: OpenStore) -> None:
-    async with open_store() as store:
-        row = await store.reserve(1)
-        revisions = range(1, 12)
-        units = [unit(row, n, *samples.one_of_each(n)) for n in revisions if n > 1]
-        await apply_all(store, creation(instance(row), *samples.one_of_each(1)), *units)
-        for kind in KINDS:
-            for descending in (True, False):
-                seen = await walk_revisions(store, row, kind, descending=descending)
-                wanted = sorted(revisions, reverse=descending)
-                expect(seen, wanted, f"{kind.__name__}, descending={descending}")
-
-
-async def walk_revisions(store: Store, row: int, kind: type[Any], *, descending: bool) -> list[int]:
-    seen: list[int] = []
-    cursor: str | None = None
-    while True:
-        request = PageRequest(limit=3, cursor=cursor, descending=descending)
-        page: Page[Any] = await store.list_records(row, kind, request)
-        seen += [record.revision for record in page.items]
-        expect(len(seen) < MANY_PAGES, True, "the walk comes to an end")
-        cursor = page.next
-        if cursor is None:
-            return seen
 
 
 async def a1_a_cursor_outlives_a_reopening(open_store: OpenStore) -> None:
@@ -185,9 +129,15 @@ FILTERS: Final = (
     InstanceFilter(tenant_id="other"),
     InstanceFilter(tenant_id="nobody"),
     InstanceFilter(statuses=frozenset({Status.RUNNING})),
+    InstanceFilter(statuses=frozenset({Status.RUNNING, Status.COMPLETED})),
     InstanceFilter(tenant_id=TENANT, statuses=frozenset({Status.RUNNING, Status.FAILED})),
     InstanceFilter(statuses=frozenset({Status.CANCELLED})),
+    InstanceFilter(statuses=frozenset({Status.PENDING, Status.SUSPENDED})),
+    InstanceFilter(tenant_id=TENANT, statuses=frozenset(Status)),
     InstanceFilter(workflow="order"),
+    InstanceFilter(tenant_id="other", workflow="order"),
+    InstanceFilter(tenant_id="other", workflow="order", statuses=frozenset({Status.FAILED, Status.PENDING})),
+    InstanceFilter(tenant_id=TENANT, workflow="Order"),
     InstanceFilter(id_prefix="a"),
     InstanceFilter(tenant_id=TENANT, id_prefix="a_"),
     InstanceFilter(id_prefix="a%"),
@@ -195,38 +145,33 @@ FILTERS: Final = (
     InstanceFilter(id_prefix="\U0010ffff"),
     InstanceFilter(id_prefix="\ud7ff"),
     InstanceFilter(created_from_us=102, created_before_us=105),
+    InstanceFilter(created_from_us=102, created_before_us=102),
     InstanceFilter(finished_from_us=502, finished_before_us=505),
+    InstanceFilter(finished_from_us=503, created_before_us=105, id_prefix="a"),
     InstanceFilter(tenant_id=TENANT, finished_before_us=504, statuses=frozenset({Status.COMPLETED})),
+    InstanceFilter(awaits_client=True),
+    InstanceFilter(awaits_client=True, statuses=frozenset({Status.SUSPENDED, Status.PENDING})),
+    InstanceFilter(awaits_client=True, tenant_id="other", workflow="order", created_from_us=102),
 )
 IDS: Final = ("a", "a_1", "a%1", "ab1", "A", "b", "\U0010ffff", "\U0010ffffz", "\ud7ff!", "\ue000")
 
 
-def matches(record: InstanceRecord, where: InstanceFilter) -> bool:
-    """What a filter means, in plain Python."""
-    at = record.finished_us
-    return (
-        (where.tenant_id is None or record.tenant_id == where.tenant_id)
-        and (not where.statuses or record.status in where.statuses)
-        and (where.workflow is None or record.workflow == where.workflow)
-        and record.instance_id.startswith(where.id_prefix or "")
-        and (where.created_from_us is None or record.created_us >= where.created_from_us)
-        and (where.created_before_us is None or record.created_us < where.created_before_us)
-        and (where.finished_from_us is None or (at is not None and at >= where.finished_from_us))
-        and (where.finished_before_us is None or (at is not None and at < where.finished_before_us))
-    )
-
-
 async def filterable(store: Store) -> list[InstanceRecord]:
     row = await store.reserve(2 * len(IDS))
+    statuses = [status for status in Status if status is not Status.UNKNOWN]
     records = []
     for n, name in enumerate((*IDS, *IDS)):
-        fields = {
-            "tenant_id": TENANT if n < len(IDS) else "other",
-            "instance_id": name,
-            "created_us": 100 + n % 7,
-            "workflow": "order" if n % 3 else None,
-        }
-        record = instance(row + n, **fields) if n % 2 else finished(row + n, 500 + n % 7, **fields)
+        status = statuses[(n + n // len(statuses)) % len(statuses)]
+        record = instance(
+            row + n,
+            tenant_id=TENANT if n < len(IDS) else "other",
+            instance_id=name,
+            created_us=100 + n * 3 % 7,
+            workflow="order" if n % 3 else None,
+            status=status,
+            finished_us=500 + n % 7 if status.is_terminal else None,
+            awaits_client_us=(None, 0, 7)[n % 4 % 3],
+        )
         records.append(record)
     await apply_all(store, *(creation(record) for record in records))
     return records
@@ -236,75 +181,63 @@ async def a2_list_and_count_agree_for_every_filter(open_store: OpenStore) -> Non
     async with open_store() as store:
         records = await filterable(store)
         for where in FILTERS:
-            wanted = {r.row for r in records if matches(r, where)}
-            seen = await walk(store, where, CREATED, limit=3)
-            expect({r.row for r in seen}, wanted, f"the list for {where}")
+            wanted = [r for r in records if instance_matches(r, where)]
             expect(await store.count_instances(where), len(wanted), f"the count for {where}")
-            ended = await walk(store, where, FINISHED, limit=3)
-            expect(
-                {r.row for r in ended},
-                {r.row for r in records if matches(r, where) and r.finished_us is not None},
-                f"the list by finish for {where}",
-            )
+            for order in InstanceOrder:
+                for descending in (False, True):
+                    seen = await walk(store, where, order, limit=3, descending=descending)
+                    what = f"{order}, descending={descending}, {where}"
+                    expect(seen, in_order(wanted, order, descending=descending), f"the list for {what}")
 
 
-EVENT_FILTERS: Final = (
-    None,
-    EventFilter(),
-    EventFilter(type=EventType.CUSTOM),
-    EventFilter(type=EventType.COMPLETED),
-    EventFilter(subtype="log"),
-    EventFilter(type=EventType.CUSTOM, subtype="metric"),
-    EventFilter(created_from_us=2_003, created_before_us=2_006),
-)
+Asked = Callable[[PageRequest], Awaitable[Page[Any]]]
 
 
-async def a2_events_are_filtered(open_store: OpenStore) -> None:
-    async with open_store() as store:
-        row = await store.reserve(1)
-        events = [
-            samples.event(
-                n,
-                type=EventType.HEARTBEAT if n % 3 == 0 else EventType.CUSTOM,
-                subtype="log" if n % 2 else "metric",
-            )
-            for n in range(1, 10)
-        ]
-        units = [unit(row, event.revision, event) for event in events[1:]]
-        await apply_all(store, creation(instance(row), events[0]), *units)
-        for where in EVENT_FILTERS:
-            wanted = tuple(e for e in events if where is None or event_matches(e, where))
-            page = await store.list_records(row, EventRecord, PageRequest(descending=False), where)
-            expect(page.items, wanted, f"the events for {where}")
-            count = await store.count_records(row, EventRecord, where)
-            expect(count, len(wanted), f"the count for {where}")
+COMPARED: Final[tuple[type[Any], ...]] = (EventRecord, StepRecord, ErrorRecord)
 
 
-def event_matches(event: EventRecord, where: EventFilter) -> bool:
-    return (
-        (where.type is None or event.type is where.type)
-        and (where.subtype is None or event.subtype == where.subtype)
-        and (where.created_from_us is None or event.created_us >= where.created_from_us)
-        and (where.created_before_us is None or event.created_us < where.created_before_us)
-    )
+def lists_of(store: Store, rows: list[int]) -> dict[str, Asked]:
+    """Lists that differ in one thing each."""
+    found: dict[str, Asked] = {
+        f"instances by {order.value}": partial(store.list_instances, EVERYTHING, order)
+        for order in InstanceOrder
+    }
+    for row in rows:
+        for kind in COMPARED:
+            found[f"{kind.__name__} of {row}"] = partial(store.list_records, row, kind)
+    return found
 
 
 async def a3_a_foreign_cursor_is_refused(open_store: OpenStore) -> None:
     async with open_store() as store:
-        rows = await many_instances(store, 6, tied=2)
-        await apply_all(store, *(unit(rows[0], n, samples.event(n), samples.error(n)) for n in (2, 3)))
-        page = await store.list_instances(EVERYTHING, CREATED, PageRequest(limit=2))
-        events = await store.list_records(rows[0], EventRecord, PageRequest(limit=1))
-        foreign = page.next, events.next
-        for cursor in (*foreign, *malformed_cursors()):
-            for call in (
-                store.list_instances(EVERYTHING, FINISHED, PageRequest(cursor=cursor)),
-                store.list_instances(EVERYTHING, CREATED, PageRequest(cursor=cursor, descending=False)),
-                store.list_records(rows[0], ErrorRecord, PageRequest(cursor=cursor)),
-                store.list_records(rows[1], EventRecord, PageRequest(cursor=cursor)),
-            ):
-                error = await expect_error(ValidationError, call, f"cursor {cursor!r}")
+        rows = (await many_instances(store, 6, tied=2))[1::2]
+        units = [unit(row, n, *samples.one_of_each(n)) for row in rows[:2] for n in (2, 3)]
+        await apply_all(store, *units)
+        lists = lists_of(store, rows[:2])
+        cursors: dict[tuple[str, bool], str] = {}
+        for name, asked in lists.items():
+            for descending in (False, True):
+                first = await asked(PageRequest(limit=1, descending=descending))
+                cursors[name, descending] = first.next or "no cursor"
+        for here in cursors:
+            asked, descending = lists[here[0]], here[1]
+            second = await asked(PageRequest(limit=1, cursor=cursors[here], descending=descending))
+            expect(len(second.items), 1, f"{here} goes on from its own cursor")
+            foreign = [cursor for there, cursor in cursors.items() if there != here]
+            for cursor in (*foreign, *malformed_cursors()):
+                call = asked(PageRequest(cursor=cursor, descending=descending))
+                error = await expect_error(ValidationError, call, f"{here} with cursor {cursor!r}")
                 expect(error.field, "cursor", "the field that is named")
+
+
+async def a3_a_cursor_may_go_on_with_another_filter(open_store: OpenStore) -> None:
+    async with open_store() as store:
+        rows = await many_instances(store, 8, tied=2)
+        first = await store.list_instances(EVERYTHING, CREATED, PageRequest(limit=3))
+        ended = InstanceFilter(statuses=frozenset({Status.COMPLETED}))
+        rest = await store.list_instances(ended, CREATED, PageRequest(cursor=first.next))
+        found = [r.row for r in (*first.items, *rest.items)]
+        expect(found, [rows[7], rows[6], rows[5], rows[3], rows[1]], "all, and then those that have ended")
 
 
 def malformed_cursors() -> tuple[str, ...]:
@@ -329,81 +262,13 @@ async def a4_order_is_by_instant_and_then_by_row(open_store: OpenStore) -> None:
         expect([r.row - row for r in ended], [1, 0, 2], "by finish")
 
 
-async def a4_records_are_ordered_by_revision_and_not_by_time(open_store: OpenStore) -> None:
-    async with open_store() as store:
-        row = await store.reserve(1)
-        events = [samples.event(n, created_us=100 - n) for n in (1, 2, 3)]
-        units = [unit(row, event.revision, event) for event in events[1:]]
-        await apply_all(store, creation(instance(row), events[0]), *units)
-        newest_first = await store.list_records(row, EventRecord, PageRequest())
-        expect(newest_first.items, tuple(reversed(events)), "newest first by default")
-
-
-async def c1_after_close_everything_raises(open_store: OpenStore) -> None:
-    async with open_store() as store:
-        row = await store.reserve(1)
-        await apply_all(store, creation(instance(row)))
-        await store.close()
-        await store.close()
-        for name, call in calls(store, row).items():
-            await expect_error(RuntimeClosed, call, name)
-        await expect_error(RuntimeClosed, as_call(store.statistics), "statistics")
-
-
-async def as_call(function: Callable[[], object]) -> object:
-    return function()
-
-
-def calls(store: Store, row: int) -> dict[str, Awaitable[object]]:
-    """One call of every method but `close`."""
-    page = PageRequest()
-    return {
-        "apply": store.apply([unit(row, 2, samples.checkpoint(2))]),
-        "apply of nothing": store.apply([]),
-        "settle": store.settle(),
-        "reserve": store.reserve(1),
-        "maintain": store.maintain(),
-        "load": store.load(TENANT, "i", 1),
-        "checkpoint": store.checkpoint(row, "c"),
-        "wait": store.wait(row, "w"),
-        "request": store.request(row, "r"),
-        "signal": store.signal(row, 1),
-        "error": store.error(row, 1),
-        "attempt": store.attempt(row, "c", 1),
-        "payloads": store.payloads(row, frozenset(PayloadKind)),
-        "compensation_data": store.compensation_data(row, "c"),
-        "due": store.due(1, None, 1),
-        "running": store.running(1, 0, 1),
-        "list_instances": store.list_instances(EVERYTHING, CREATED, page),
-        "count_instances": store.count_instances(EVERYTHING),
-        "list_records": store.list_records(row, EventRecord, page),
-        "count_records": store.count_records(row, EventRecord),
-        "find": store.find(TENANT, "i"),
-        "check": store.check(),
-    }
-
-
-async def c1_an_open_store_answers(open_store: OpenStore) -> None:
-    async with open_store() as store:
-        await store.check()
-        await store.maintain()
-        row = await store.reserve(1)
-        await apply_all(store, creation(instance(row)), unit(row, 2, samples.checkpoint(2)))
-        found = store.statistics()
-        expect((found.batches, found.units), (1, 2), "batches and units in the statistics")
-
-
 SENTENCES: Final = (
     a1_pages_continue_where_they_ended,
     a1_the_last_page_says_so,
     a1_a_record_present_all_along_is_seen_once,
-    a1_records_are_paged_like_instances,
     a1_a_cursor_outlives_a_reopening,
     a2_list_and_count_agree_for_every_filter,
-    a2_events_are_filtered,
     a3_a_foreign_cursor_is_refused,
+    a3_a_cursor_may_go_on_with_another_filter,
     a4_order_is_by_instant_and_then_by_row,
-    a4_records_are_ordered_by_revision_and_not_by_time,
-    c1_after_close_everything_raises,
-    c1_an_open_store_answers,
 )

@@ -4,6 +4,7 @@ from typing import Final
 
 import attrs
 
+from runtara.limits import OPEN_STEPS
 from runtara.persistence.store import DEFAULT_PAGE, Due, PageRequest, Store
 from runtara.records import (
     AcknowledgeSignal,
@@ -15,12 +16,15 @@ from runtara.records import (
     EventRecord,
     FinishCompensationAttempt,
     InstanceRecord,
+    RequestRecord,
     RetryAttemptRecord,
     SetCompensation,
     SettleWait,
     SignalRecord,
     Status,
+    StepRecord,
     WaitOutcome,
+    WaitRecord,
 )
 from runtara.testing import samples
 from runtara.testing.conformance_writing import OpenStore, apply_all, load_row, loaded_row
@@ -46,6 +50,7 @@ async def r1_load_returns_all_that_an_actor_needs(open_store: OpenStore) -> None
         pending = CompensationRecord(checkpoint_id="step-1", step_id="undo-1", order=5, revision=1)
         expect(loaded.compensations, (pending,), "the compensations")
         expect(loaded.last_error, samples.error(3), "the last error")
+        expect(loaded.steps, (samples.step(2), samples.step(3)), "the running steps")
         expect(loaded.checkpoint_ids, {"step-1", "step-2", "step-3"}, "the checkpoint ids")
         expect(loaded.wait_ids, {"wait-2", "wait-3"}, "the wait ids")
         expect(loaded.request_ids, {"request-1", "request-2", "request-3"}, "the request ids")
@@ -57,7 +62,8 @@ async def r1_a_new_instance_has_nothing_else(open_store: OpenStore) -> None:
         await apply_all(store, creation(instance(row)))
         loaded = await loaded_row(store, row)
         expect((loaded.revision, loaded.checkpoint_id, loaded.last_error), (1, None, None), "newest things")
-        expect((loaded.signals, loaded.waits, loaded.compensations), ((), (), ()), "lists")
+        lists = (loaded.signals, loaded.waits, loaded.compensations, loaded.steps)
+        expect(lists, ((), (), (), ()), "lists")
         none: frozenset[str] = frozenset()
         ids = (loaded.checkpoint_ids, loaded.wait_ids, loaded.request_ids)
         expect(ids, (none, none, none), "ids")
@@ -148,6 +154,26 @@ async def expect_moved(store: Store, row: int) -> None:
     expect(log.items, (ended,), "the compensation log")
 
 
+async def r1_the_newest_running_steps_are_loaded(open_store: OpenStore) -> None:
+    async with open_store() as store:
+        row = await store.reserve(2)
+        begun = range(1, OPEN_STEPS + 6)
+        steps = {n: samples.step(n, scope_id="inner", parent_scope_id="outer") for n in begun}
+        ended = (3, 700, begun[-1])
+        await apply_all(
+            store,
+            creation(instance(row)),
+            creation(instance(row + 1), samples.step(1)),
+            *(unit(row, n, step, samples.event(n, payload=b"{}")) for n, step in steps.items()),
+        )
+        await apply_all(store, *(unit(row, 5_000 + n, samples.finish_step(n, 5_000 + n)) for n in ended))
+        loaded = await loaded_row(store, row)
+        wanted = [step for n, step in steps.items() if n not in ended][-OPEN_STEPS:]
+        expect([s.revision for s in loaded.steps], [s.revision for s in wanted], "the newest that run")
+        expect(loaded.steps, tuple(wanted), "the steps, oldest first and without payloads")
+        expect((await loaded_row(store, row + 1)).steps, (samples.step(1),), "another instance's steps")
+
+
 async def r2_every_read_sees_every_batch_before_it(open_store: OpenStore) -> None:
     async with open_store() as store:
         row = await store.reserve(1)
@@ -173,7 +199,7 @@ async def r3_every_field_comes_back_as_it_went_in(open_store: OpenStore) -> None
         await apply_all(store, unit(row, 9, record, *samples.full_records(9)))
         expect(await store.find(TENANT, record.instance_id), record, "the row")
         text = samples.NAUGHTY
-        checkpoint, wait, event, signal, attempt, error, log, request = samples.full_records(9)
+        checkpoint, wait, event, step, signal, attempt, error, log, request = samples.full_records(9)
         expect(await store.checkpoint(row, text), checkpoint, "the checkpoint")
         expect(await store.wait(row, text), wait, "the wait")
         expect(await store.signal(row, 9), signal, "the signal")
@@ -184,6 +210,10 @@ async def r3_every_field_comes_back_as_it_went_in(open_store: OpenStore) -> None
         page = PageRequest()
         expect((await store.list_records(row, EventRecord, page)).items, (event,), "events")
         expect((await store.list_records(row, CheckpointRecord, page)).items, (checkpoint,), "checkpoints")
+        [listed] = (await store.list_records(row, StepRecord, page)).items
+        expect(attrs.evolve(listed, start_payload=None), step, "the step, but for its event's payload")
+        expect((await store.list_records(row, WaitRecord, page)).items, (wait,), "waits")
+        expect((await store.list_records(row, RequestRecord, page)).items, (request,), "requests")
         expect((await store.list_records(row, SignalRecord, page)).items, (signal,), "signals")
         expect((await store.list_records(row, ErrorRecord, page)).items, (error,), "errors")
         expect((await store.list_records(row, RetryAttemptRecord, page)).items, (attempt,), "attempts")
@@ -347,6 +377,7 @@ SENTENCES: Final = (
     r1_the_newest_revision_counts_every_table,
     r1_id_sets_are_whole_or_none,
     r1_changes_move_what_is_open,
+    r1_the_newest_running_steps_are_loaded,
     r2_every_read_sees_every_batch_before_it,
     r3_every_field_comes_back_as_it_went_in,
     r3_empty_and_absent_are_two_things,

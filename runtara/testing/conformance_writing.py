@@ -9,12 +9,21 @@ import attrs
 from runtara.errors import StoreRefused
 from runtara.persistence.store import Loaded, PageRequest, Store, Unit
 from runtara.records import (
+    AcknowledgeSignal,
     CheckpointRecord,
+    CompensationState,
     EventRecord,
+    FinishCompensationAttempt,
+    Op,
     PayloadKind,
     PutPayload,
     Reason,
+    SetCompensation,
+    SettleWait,
     Status,
+    StepRecord,
+    StepStatus,
+    WaitOutcome,
 )
 from runtara.testing import samples
 from runtara.testing.expectations import expect, expect_error
@@ -49,7 +58,8 @@ async def w1_an_applied_batch_is_there_after_reopening(open_store: OpenStore) ->
         await apply_all(
             store,
             creation(instance(row), samples.checkpoint(1), PutPayload(kind=PayloadKind.INPUT, data=b"in")),
-            creation(instance(row + 1), samples.event(1)),
+            creation(instance(row + 1), samples.event(1), samples.step(1)),
+            unit(row + 1, 2, samples.finish_step(1, 2)),
         )
     async with open_store() as store:
         expect((await loaded_row(store, row)).record, instance(row), "the first row")
@@ -59,6 +69,8 @@ async def w1_an_applied_batch_is_there_after_reopening(open_store: OpenStore) ->
         expect(inputs, {PayloadKind.INPUT: b"in"}, "the input")
         events = await store.list_records(row + 1, EventRecord, PageRequest())
         expect(events.items, (samples.event(1),), "the event")
+        steps = await store.list_records(row + 1, StepRecord, PageRequest())
+        expect([(s.revision, s.end_revision) for s in steps.items], [(1, 2)], "the step and its end")
 
 
 async def w1_a_batch_may_be_large(open_store: OpenStore) -> None:
@@ -106,6 +118,31 @@ async def w2_a_value_that_does_not_fit_is_refused(open_store: OpenStore) -> None
             await expect_error(StoreRefused, store.apply([creation(record)]), "a value that does not fit")
             expect(await load_row(store, row), None, "the instance that was refused")
         await apply_all(store, creation(instance(row)))
+
+
+CHANGES_OF_NOTHING: Final[tuple[Op, ...]] = (
+    SettleWait(wait_id="wait-9", outcome=WaitOutcome.RECEIVED, settled_us=50),
+    samples.finish_step(9, 10),
+    AcknowledgeSignal(signal_id=9, shown_us=40, acknowledged_us=50),
+    SetCompensation(checkpoint_id="step-9", state=CompensationState.COMPLETED, attempts=1),
+    FinishCompensationAttempt(
+        checkpoint_id="step", attempt=9, finished_us=60, success=True, error_message=None, error_id=None
+    ),
+)
+"""One of each kind, of records that are not there."""
+
+
+async def w2_a_change_of_what_is_not_there_is_refused(open_store: OpenStore) -> None:
+    async with open_store() as store:
+        row = await store.reserve(2)
+        theirs = creation(instance(row + 1), samples.compensatable(9), *samples.one_of_each(9)[1:])
+        await apply_all(store, creation(instance(row)), theirs)
+        for op in CHANGES_OF_NOTHING:
+            batch = [unit(row, 2, samples.checkpoint(2), op)]
+            await expect_error(StoreRefused, store.apply(batch), f"another instance has it: {op!r}")
+            expect((await loaded_row(store, row)).revision, 1, f"the instance after {op!r}")
+        untouched = (await loaded_row(store, row + 1)).steps
+        expect(untouched, (samples.step(9),), "the other instance's step")
 
 
 async def w3_only_the_first_guard_of_a_chain_is_checked(open_store: OpenStore) -> None:
@@ -172,6 +209,21 @@ async def w4_the_other_chains_are_written(open_store: OpenStore) -> None:
         expect(left_out, frozenset({row + 1}), "the rows that apply left out")
         revisions = [(await loaded_row(store, r)).revision for r in range(row, row + 4)]
         expect(revisions, [2, 1, 2, 1], "the newest revisions; of the chain left out nothing is written")
+
+
+async def w4_no_step_of_a_chain_left_out_is_begun_or_ended(open_store: OpenStore) -> None:
+    async with open_store() as store:
+        row = await store.reserve(2)
+        await apply_all(store, *(creation(instance(r), samples.step(1)) for r in (row, row + 1)))
+        left_out = await store.apply(
+            [
+                unit(row, 2, samples.step(2), samples.finish_step(1, 2), base=7),
+                unit(row + 1, 2, samples.step(2), samples.finish_step(1, 2)),
+            ]
+        )
+        expect(left_out, frozenset({row}), "the rows that apply left out")
+        for r, wanted in ((row, (samples.step(1),)), (row + 1, (samples.step(2),))):
+            expect((await loaded_row(store, r)).steps, wanted, f"the running steps of row {r}")
 
 
 async def w5_a_revision_occurs_once_in_each_table(open_store: OpenStore) -> None:
@@ -256,19 +308,38 @@ async def w8_the_last_record_of_a_batch_wins(open_store: OpenStore) -> None:
         expect((await loaded_row(store, row)).record, awake, "the row after the second batch")
 
 
+async def w8_a_step_may_begin_and_end_in_one_batch(open_store: OpenStore) -> None:
+    async with open_store() as store:
+        row = await store.reserve(1)
+        failed = samples.finish_step(1, 4, status=StepStatus.FAILED)
+        await apply_all(
+            store,
+            creation(instance(row), samples.step(1)),
+            unit(row, 2, samples.step(2)),
+            unit(row, 3, samples.finish_step(1, 3)),
+            unit(row, 4, failed),
+        )
+        page = await store.list_records(row, StepRecord, PageRequest(descending=False))
+        ended = samples.step(1, status=StepStatus.FAILED, end_revision=4, finished_us=failed.finished_us)
+        expect(page.items, (ended, samples.step(2)), "the steps; of two ends the last one wins")
+
+
 SENTENCES: Final = (
     w1_an_applied_batch_is_there_after_reopening,
     w1_a_batch_may_be_large,
     w1_an_empty_batch_is_nothing,
     w2_nothing_of_a_refused_batch_is_written,
     w2_a_value_that_does_not_fit_is_refused,
+    w2_a_change_of_what_is_not_there_is_refused,
     w3_only_the_first_guard_of_a_chain_is_checked,
     w3_a_guard_that_does_not_hold_leaves_its_chain_out,
     w3_the_guard_is_the_row_and_not_its_newest_record,
     w4_the_other_chains_are_written,
+    w4_no_step_of_a_chain_left_out_is_begun_or_ended,
     w5_a_revision_occurs_once_in_each_table,
     w6_a_checkpoint_is_never_rewritten,
     w7_large_values_stay_when_the_row_moves,
     w7_a_large_value_is_replaced_by_the_last_one,
     w8_the_last_record_of_a_batch_wins,
+    w8_a_step_may_begin_and_end_in_one_batch,
 )

@@ -39,13 +39,16 @@ from runtara.errors import (
 )
 from runtara.persistence.store import (
     Due,
-    EventFilter,
+    Finished,
+    Growth,
     InstanceFilter,
     InstanceOrder,
     Loaded,
     Page,
     PageRequest,
+    Purged,
     R,
+    RecordFilter,
     Store,
     StoreStatistics,
     Unit,
@@ -58,6 +61,7 @@ from runtara.records import (
     RequestRecord,
     RetryAttemptRecord,
     SignalRecord,
+    Status,
     WaitRecord,
 )
 
@@ -353,7 +357,7 @@ class FaultyStore:
         return await self.call("count_instances", self.store.count_instances, where)
 
     async def list_records(
-        self, row: int, kind: type[R], page: PageRequest, where: EventFilter | None = None
+        self, row: int, kind: type[R], page: PageRequest, where: RecordFilter | None = None
     ) -> Page[R]:
         fault = await self.begin("list_records")
         self.fail_before("list_records", fault)
@@ -361,15 +365,59 @@ class FaultyStore:
         await self.end("list_records", fault)
         return answer
 
-    async def count_records(self, row: int, kind: type[R], where: EventFilter | None = None) -> int:
+    async def count_records(self, row: int, kind: type[R], where: RecordFilter | None = None) -> int:
         fault = await self.begin("count_records")
         self.fail_before("count_records", fault)
         answer = await self.store.count_records(row, kind, where)
         await self.end("count_records", fault)
         return answer
 
+    async def counts(self, tenant_id: str | None) -> dict[Status, int]:
+        return await self.call("counts", self.store.counts, tenant_id)
+
+    async def unexplained(self, after_row: int, limit: int) -> list[InstanceRecord]:
+        return await self.call("unexplained", self.store.unexplained, after_row, limit)
+
+    async def growth(self) -> Growth:
+        return await self.call("growth", self.store.growth)
+
+    async def verify(self) -> list[str]:
+        return await self.call("verify", self.store.verify)
+
+    async def backup(self, path: str) -> int:
+        return await self.call("backup", self.store.backup, path)
+
     async def check(self) -> None:
         await self.call("check", self.store.check)
+
+    # ------------------------------------------------------------ deleting
+
+    async def terminal(
+        self,
+        status: Status,
+        before_us: int,
+        tenant_id: str | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[Finished]:
+        return await self.call("terminal", self.store.terminal, status, before_us, tenant_id, after, limit)
+
+    async def purge(self, rows: Sequence[int], most: int) -> Purged:
+        return await self.call("purge", self.store.purge, rows, most)
+
+    async def sweep(self, most: int) -> bool:
+        return await self.call("sweep", self.store.sweep, most)
+
+    # ------------------------------------------------------------ notes
+
+    async def note(self, name: str) -> str | None:
+        return await self.call("note", self.store.note, name)
+
+    async def notes(self, prefix: str) -> dict[str, str]:
+        return await self.call("notes", self.store.notes, prefix)
+
+    async def set_note(self, name: str, text: str | None) -> None:
+        await self.call("set_note", self.store.set_note, name, text)
 
     def statistics(self) -> StoreStatistics:
         return self.store.statistics()

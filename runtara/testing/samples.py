@@ -15,6 +15,7 @@ from runtara.records import (
     ErrorSeverity,
     EventRecord,
     EventType,
+    FinishStep,
     InstanceRecord,
     Op,
     Reason,
@@ -24,6 +25,8 @@ from runtara.records import (
     SignalRecord,
     SignalType,
     Status,
+    StepRecord,
+    StepStatus,
     WaitKind,
     WaitOutcome,
     WaitRecord,
@@ -39,6 +42,7 @@ Appended = (
     CheckpointRecord
     | WaitRecord
     | EventRecord
+    | StepRecord
     | SignalRecord
     | RetryAttemptRecord
     | ErrorRecord
@@ -115,6 +119,24 @@ def event(revision: int, **fields: Any) -> EventRecord:
     return attrs.evolve(record, **fields)
 
 
+def step(revision: int, **fields: Any) -> StepRecord:
+    """A running step."""
+    record = StepRecord(
+        revision=revision, step_id=f"step-{revision}", step_type="http", started_us=2_000 + revision
+    )
+    return attrs.evolve(record, **fields)
+
+
+def finish_step(start_revision: int, end_revision: int, **fields: Any) -> FinishStep:
+    op = FinishStep(
+        start_revision=start_revision,
+        end_revision=end_revision,
+        status=StepStatus.COMPLETED,
+        finished_us=2_000 + end_revision,
+    )
+    return attrs.evolve(op, **fields)
+
+
 def signal(revision: int, **fields: Any) -> SignalRecord:
     record = SignalRecord(
         revision=revision,
@@ -164,6 +186,7 @@ def one_of_each(revision: int) -> tuple[Appended, ...]:
         checkpoint(revision),
         wait(revision),
         event(revision),
+        step(revision),
         signal(revision),
         attempt(revision),
         error(revision),
@@ -236,6 +259,20 @@ def full_records(revision: int) -> tuple[Appended, ...]:
             payload=ALL_BYTES,
             created_us=1,
             applied=False,
+            scope_id=NAUGHTY,
+            parent_scope_id=NAUGHTY,
+        ),
+        StepRecord(
+            revision=revision,
+            step_id=NAUGHTY,
+            step_name=NAUGHTY,
+            step_type=NAUGHTY,
+            status=StepStatus.FAILED,
+            scope_id=NAUGHTY,
+            parent_scope_id=NAUGHTY,
+            started_us=-1,
+            finished_us=2**62,
+            end_revision=2**53 + 1,
         ),
         SignalRecord(
             revision=revision,

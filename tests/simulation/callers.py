@@ -4,6 +4,7 @@ They live as long as one life of the runtime, like any code that is embedded in 
 lives they learn from the runtime, except for the ids of what they send: those are the same in every life.
 """
 
+import json
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -332,8 +333,10 @@ class Worker(Caller):
         """What has no bearing on how the instance goes on."""
         match step.do:
             case Do.EMIT:
+                await self.tell(instance, "step_debug_start", step)
                 ask = partial(instance.emit, "news", step.name.encode(), request_id=f"emit {step.name}")
                 await self.say(instance, "emit", ask, payload=step.name.encode(), request_id=step.name)
+                await self.tell(instance, "step_debug_end", step)
             case Do.ERROR:
                 ask_error = partial(instance.record_error, "E1", step.name)
                 await self.say(instance, "record_error", ask_error, message=step.name)
@@ -345,6 +348,20 @@ class Worker(Caller):
                     )
             case Do.HEARTBEAT:
                 await self.say(instance, "heartbeat", instance.heartbeat)
+
+    async def tell(self, instance: Instance, subtype: str, step: Step) -> None:
+        """Tell of a step: sometimes under an id of the call's own, sometimes not at all."""
+        if self.dice.random() < 0.2:
+            return
+        scope, error = ("scope", None) if step.seconds < 1 else (None, "broken")
+        payload = json.dumps({"step_id": step.key, "scope_id": scope, "error": error}).encode()
+        if self.dice.random() < 0.5:
+            ask = partial(instance.emit, subtype, payload)
+            await self.say(instance, "tell", ask, payload=payload)
+        else:
+            request_id = f"{subtype} {step.name}"
+            ask = partial(instance.emit, subtype, payload, request_id=request_id)
+            await self.say(instance, "emit", ask, payload=payload, request_id=request_id)
 
     async def finish(self, instance: Instance) -> bool:
         """End, as the program has it. Whether the instance is done with."""

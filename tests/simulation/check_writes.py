@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+import attrs
+
 from runtara.messages import (
     AckReply,
     Change,
@@ -17,6 +19,7 @@ from runtara.messages import (
 from runtara.persistence.store import Page
 from runtara.records import (
     CompensationState,
+    EventRecord,
     EventType,
     PayloadKind,
     Status,
@@ -24,8 +27,9 @@ from runtara.records import (
     WaitOutcome,
 )
 from tests.simulation.history import Call
-from tests.simulation.snapshots import Snapshot, Stored
+from tests.simulation.snapshots import Row, Snapshot, Stored
 from tests.simulation.world import Evidence
+from tests.steps_model import steps_of, told, words
 
 Found = Iterator[str]
 
@@ -231,6 +235,31 @@ def torn(stored: Stored) -> Found:
             yield f"a request without what it made: {request}"
 
 
+def steps_agree_with_events(evidence: Evidence) -> Found:
+    """P2: scopes and steps are written with the events that tell of them."""
+    for snapshot in evidence.snapshots:
+        for instance, stored in snapshot.instances.items():
+            events = {revision: event_of(row) for revision, row in stored.events.items()}
+            wanted = [
+                attrs.evolve(
+                    step,
+                    start_payload=events[step.revision].payload,
+                    end_payload=None if step.end_revision is None else events[step.end_revision].payload,
+                )
+                for step in steps_of(events.values())
+            ]
+            if list(stored.steps) != wanted:
+                yield f"P2: after life {snapshot.life - 1}, {instance}: {stored.steps} and not {wanted}"
+            for event in events.values():
+                if event.scope_id != words(told(event), "scope_id"):
+                    yield f"P2: after life {snapshot.life - 1}, {instance}: the scope of {event}"
+
+
+def event_of(row: Row) -> EventRecord:
+    fields = {name: row[name] for name in attrs.fields_dict(EventRecord)}
+    return EventRecord(**{**fields, "type": EventType(row["type"]), "applied": bool(row["applied"])})
+
+
 # ---------------------------------------------------------------- P3: serial per instance
 
 ONE_MESSAGE = (
@@ -238,6 +267,7 @@ ONE_MESSAGE = (
     {"checkpoints", "compensations"},
     {"compensation_attempts"},
     {"events"},
+    {"events", "requests", "steps"},
     {"events", "requests", "checkpoints", "waits"},
     {"signals", "requests", "checkpoints"},
     {"errors", "requests"},

@@ -18,6 +18,7 @@ CHECKS: tuple[Check, ...] = (
     check_writes.reads_are_up_to_date,
     check_writes.revisions_never_fall,
     check_writes.nothing_is_torn,
+    check_writes.steps_agree_with_events,
     check_writes.revisions_are_serial,
     check_writes.epochs_rise,
     check_signals.signals_are_kept,

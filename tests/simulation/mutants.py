@@ -15,7 +15,9 @@ from unittest.mock import patch
 import attrs
 
 from runtara import machine
+from runtara.actors import instance
 from runtara.actors.instance import InstanceActor, change_of
+from runtara.actors.letters import Session
 from runtara.actors.mailbox import Future
 from runtara.actors.persistence import Activation, PersistenceActor, Work
 from runtara.actors.system import System
@@ -23,7 +25,9 @@ from runtara.errors import RuntaraError, StoreRefused
 from runtara.lifecycle import Cause
 from runtara.machine import sessions, signals, waits
 from runtara.machine.draft import Draft
+from runtara.machine.state import InstanceState
 from runtara.messages import Reply, Sleep
+from runtara.persistence.store import Loaded
 from runtara.records import SignalRecord
 from tests.simulation.options import Options
 
@@ -156,12 +160,22 @@ def sleeps_end_early() -> Patches:
 
 def lost_sessions_forgotten() -> Patches:
     """An instance whose session was left during an outage is never told."""
-    return [(System, "lose_later", lambda self, *session: None)]
+    return [(System, "lose_later", lambda self, *session, **how: None)]
 
 
 def waiting_replies_forgotten() -> Patches:
     """Who waits for a signal is not answered when the instance's actor is lost."""
     return [(InstanceActor, "abandon_parked", lambda self: None)]
+
+
+def running_steps_forgotten() -> Patches:
+    """Who loads an instance in the middle of a step does not know of it."""
+    original = instance.state_of
+
+    def state_of(loaded: Loaded, session: Session | None) -> InstanceState:
+        return attrs.evolve(original(loaded, session), steps=())
+
+    return [(instance, "state_of", state_of)]
 
 
 def always(options: Options) -> Options:
@@ -203,6 +217,7 @@ MUTANTS: Final = (
     Mutant(sleeps_end_early, 10),
     Mutant(lost_sessions_forgotten, 40, often(full=0.5)),
     Mutant(waiting_replies_forgotten, 20),
+    Mutant(running_steps_forgotten, 20),
 )
 
 

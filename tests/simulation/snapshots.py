@@ -5,6 +5,10 @@ from typing import Any, Final
 
 import attrs
 
+from runtara.persistence.sqlite import SqliteStore
+from runtara.persistence.store import MAX_PAGE, PageRequest
+from runtara.records import StepRecord
+
 Row = dict[str, Any]
 
 TABLES: Final = (
@@ -13,6 +17,7 @@ TABLES: Final = (
     "checkpoints",
     "waits",
     "events",
+    "steps",
     "signals",
     "errors",
     "retry_attempts",
@@ -31,6 +36,8 @@ class Stored:
     signals: dict[int, Row]
     """By revision, as the following."""
     events: dict[int, Row]
+    steps: tuple[StepRecord, ...]
+    """As the store lists them."""
     errors: dict[int, Row]
     attempts: dict[tuple[str, int], Row]
     requests: dict[str, Row]
@@ -61,25 +68,29 @@ def rows_of(connection: sqlite3.Connection, table: str) -> list[Row]:
     return [dict(zip(names, values, strict=True)) for values in cursor]
 
 
-def read(connection: sqlite3.Connection, tick: int, life: int, now_us: int) -> Snapshot:
+async def read(store: SqliteStore, tick: int, life: int, now_us: int) -> Snapshot:
     """Everything that is in the store."""
+    connection = store.write_connection
+    assert connection is not None
     tables = {name: rows_of(connection, name) for name in TABLES}
-    return Snapshot(
-        tick=tick,
-        life=life,
-        now_us=now_us,
-        instances={
-            row["instance_id"]: stored(row, {name: owned(tables[name], row["row"]) for name in TABLES})
-            for row in rows_of(connection, "instances")
-        },
-    )
+    instances = {}
+    for row in rows_of(connection, "instances"):
+        own = {name: owned(tables[name], row["row"]) for name in TABLES}
+        instances[row["instance_id"]] = stored(row, own, await steps_of(store, row["row"]))
+    return Snapshot(tick=tick, life=life, now_us=now_us, instances=instances)
+
+
+async def steps_of(store: SqliteStore, row: int) -> tuple[StepRecord, ...]:
+    page = await store.list_records(row, StepRecord, PageRequest(limit=MAX_PAGE, descending=False))
+    assert page.next is None
+    return page.items
 
 
 def owned(rows: list[Row], instance: int) -> list[Row]:
     return [row for row in rows if row["instance"] == instance]
 
 
-def stored(instance: Row, tables: dict[str, list[Row]]) -> Stored:
+def stored(instance: Row, tables: dict[str, list[Row]], steps: tuple[StepRecord, ...]) -> Stored:
     revisions: dict[int, frozenset[str]] = {}
     for name, rows in tables.items():
         for row in rows:
@@ -91,6 +102,7 @@ def stored(instance: Row, tables: dict[str, list[Row]]) -> Stored:
         waits={row["wait_id"]: row for row in tables["waits"]},
         signals={row["revision"]: row for row in tables["signals"]},
         events={row["revision"]: row for row in tables["events"]},
+        steps=steps,
         errors={row["revision"]: row for row in tables["errors"]},
         attempts={(row["checkpoint_id"], row["attempt"]): row for row in tables["retry_attempts"]},
         requests={row["request_id"]: row for row in tables["requests"]},

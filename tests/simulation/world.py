@@ -136,7 +136,7 @@ class World:
                     async with self.open_base(Path(folder) / "store.db", kept=True, store=kept) as base:
                         assert base is not None
                         over = await self.live(base)
-                        self.look(base)
+                        await self.look(base)
         return Evidence(
             options=self.options,
             history=self.history,
@@ -160,12 +160,10 @@ class World:
         async with open_sqlite(where, synchronous="OFF", writer=executor, reader=executor) as opened:
             yield opened
 
-    def look(self, base: SqliteStore) -> None:
+    async def look(self, base: SqliteStore) -> None:
         """See what is in the store between two lives."""
-        connection = base.write_connection
-        assert connection is not None
         self.snapshots.append(
-            snapshots.read(connection, self.history.next_tick(), self.history.life, self.clock.look())
+            await snapshots.read(base, self.history.next_tick(), self.history.life, self.clock.look())
         )
 
     async def live(self, base: SqliteStore) -> bool:

@@ -17,7 +17,27 @@ async def opening() -> None:
         assert tenant
         assert_type(rt.for_tenant("other"), runtara.Runtime)
         assert_type(rt.statistics(), SystemStatistics)
-        assert_type(await rt.health(), None)
+        health = await rt.health()
+        assert_type(health, runtara.Health)
+        assert_type(health.ok, bool)
+        assert_type(health.degraded_seconds, float | None)
+        assert_type(rt.reader(), runtara.Reader)
+        assert_type(await rt.violations(limit=5), tuple[runtara.Violation, ...])
+        assert_type(await rt.all_violations(), tuple[runtara.Violation, ...])
+    async with runtara.open_reader("sqlite:///app.db", tenant="acme") as reader:
+        assert_type(reader, runtara.Reader)
+        assert_type(reader.for_tenant("other"), runtara.Reader)
+        assert_type(await reader.growth(), runtara.Growth)
+        assert_type(await reader.verify(), list[str])
+        assert_type(await reader.backup("copy.db"), int)
+    assert_type(await runtara.restore("copy.db", "sqlite:///app.db", replace=True), int)
+
+
+async def deleting(rt: runtara.Runtime, before: datetime.datetime) -> None:
+    assert_type(await rt.purge("order-1"), None)
+    assert_type(await rt.purge_finished(before), int)
+    assert_type(await rt.purge_finished(0, statuses=[runtara.Status.FAILED, "completed"], limit=10), int)
+    await rt.purge_finished("yesterday")  # type: ignore[arg-type]
 
 
 async def sessions(rt: runtara.Runtime) -> None:
@@ -129,11 +149,13 @@ async def seeing(rt: runtara.Runtime) -> None:
             assert_type(change.kinds, tuple[str, ...])
 
 
-async def lists(rt: runtara.Runtime) -> None:
+async def lists(rt: runtara.Reader) -> None:
     page = await rt.list_instances(
         statuses=frozenset({runtara.Status.RUNNING}),
         order=runtara.InstanceOrder.FINISHED,
-        created_from_us=runtara.to_us(datetime.datetime.now(datetime.UTC)),
+        created_from=datetime.datetime.now(datetime.UTC),
+        finished_before=1_700_000_000_000_000,
+        awaits_client=True,
         limit=10,
     )
     assert_type(page, runtara.Page[runtara.InstanceRecord])
@@ -141,12 +163,26 @@ async def lists(rt: runtara.Runtime) -> None:
     assert_type(page.next, str | None)
     assert_type(await rt.count_instances(workflow="w"), int)
     assert_type(await rt.list_checkpoints("a", limit=5), runtara.Page[runtara.CheckpointRecord])
-    assert_type(await rt.list_events("a", type="custom"), runtara.Page[runtara.EventRecord])
+    assert_type(await rt.list_events("a", type="custom", text="x"), runtara.Page[runtara.EventRecord])
+    assert_type(await rt.count_events("a", type=runtara.EventType.CUSTOM, root_only=True), int)
+    steps = await rt.list_steps("a", statuses=frozenset({runtara.StepStatus.FAILED}))
+    assert_type(steps, runtara.Page[runtara.StepRecord])
+    assert_type(await rt.count_steps("a", scope_id="s"), int)
+    assert_type(await rt.list_waits("a"), runtara.Page[runtara.WaitRecord])
     assert_type(await rt.list_signals("a"), runtara.Page[runtara.SignalRecord])
     assert_type(await rt.list_errors("a"), runtara.Page[runtara.ErrorRecord])
     assert_type(await rt.list_attempts("a"), runtara.Page[runtara.RetryAttemptRecord])
     log = await rt.list_compensation_log("a")
     assert_type(log, runtara.Page[runtara.CompensationAttemptRecord])
+    assert_type(await rt.count_compensation_log("a"), int)
+    assert_type(await rt.last_compensation("a"), runtara.CompensationAttemptRecord | None)
+    assert_type(await rt.error_chain("a", 5), tuple[runtara.ErrorRecord, ...])
+    assert_type(await rt.count_checkpoints("a", created_from=0), int)
+    assert_type(await rt.counts(), dict[runtara.Status, int])
+    [violation] = await rt.violations()
+    assert_type(violation.stuck, runtara.Stuck)
+    assert_type(violation.record, runtara.InstanceRecord)
+    await rt.list_instances(created_from="2026-01-31")  # type: ignore[arg-type]
     assert_type(await rt.count_records("a", runtara.EventRecord), int)
     await rt.list_checkpoints("a", offset=5)  # type: ignore[call-arg]
     await rt.count_records("a", runtara.Page)  # type: ignore[type-var]

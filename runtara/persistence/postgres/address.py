@@ -20,7 +20,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from runtara.errors import ValidationError
-from runtara.persistence.postgres.driver import Connection, Lost
+from runtara.persistence.postgres.driver import Connection, Denied, Lost
 from runtara.randomness import Randomness
 
 SCHEMA: Final = "runtara"
@@ -145,7 +145,8 @@ class Connector:
         """A new connection.
 
         Raises:
-            Lost: None of the addresses let us in.
+            Denied: One of the addresses does not let us in, and no other does.
+            Lost: There is no server at any of them, or not now.
 
         Cancellation: Nothing is left behind.
         """
@@ -164,6 +165,7 @@ class Connector:
         parameters = {**parameters_of(self.address.url), "application_name": self.application}
         seconds = float(parameters["connect_timeout"])
         told: list[str] = []
+        kind = Lost
         for attempt in await attempts(parameters):
             try:
                 with trio.fail_after(seconds):
@@ -172,4 +174,5 @@ class Connector:
                 told.append(f"{attempt.get('host')} does not answer within {seconds:g} s")
             except Lost as error:
                 told.append(str(error))
-        raise Lost("; ".join(told))
+                kind = Denied if isinstance(error, Denied) else kind
+        raise kind("; ".join(told))

@@ -16,9 +16,12 @@ Rules:
 5. Nothing is prepared by name, and nothing is set for the session: a pooler may give each transaction another
    server.
 6. Errors are two: `ServerError`, the server's own words, after which the connection is at rest; and `Lost`.
+   Of a server that refuses a new connection libpq tells the words, but not the SQLSTATE, so `Denied` is known
+   by `DENIALS`. In another language than English it is a plain `Lost`.
 """
 
 import contextlib
+import re
 import select
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Self
@@ -42,6 +45,10 @@ class DriverError(Exception):
 
 class Lost(DriverError):
     """The connection is gone; what became of the statements in flight is not known here."""
+
+
+class Denied(Lost):
+    """There is a server, and it does not let this user in, or knows no such database or user."""
 
 
 class ServerError(DriverError):
@@ -69,6 +76,13 @@ class Statement:
 
 
 Result = PGresult
+
+DENIALS: Final = re.compile(
+    "authentication failed|no password supplied|no pg_hba.conf entry|pg_hba.conf rejects"
+    '|(role|database) ".*" does not exist|no such (user|database)|is not permitted to log in'
+    "|permission denied for database"
+)
+"""What PostgreSQL and PgBouncer say when trying again does not help."""
 
 
 async def wait_for(socket: int, status: int) -> None:
@@ -111,7 +125,8 @@ class Connection:
         """Connect to one address; ``conninfo`` holds it as numbers, so that libpq has no name to look up.
 
         Raises:
-            Lost: There is no server, or it does not let us in; the message is libpq's.
+            Denied: The server does not let us in; the message is libpq's.
+            Lost: There is no server, or not now.
 
         Cancellation: Nothing is left behind.
         """
@@ -122,16 +137,21 @@ class Connection:
         self = cls(pgconn)
         try:
             if pgconn.status == pq.ConnStatus.BAD:
-                raise Lost(self.trouble())
+                raise self.refusal()
             while (status := pgconn.connect_poll()) != POLL.OK:
                 if status == POLL.FAILED:
-                    raise Lost(self.trouble())
+                    raise self.refusal()
                 await wait_for(pgconn.socket, status)
         except BaseException:
             self.close()
             raise
         pgconn.nonblocking = 1
         return self
+
+    def refusal(self) -> Lost:
+        """Why there is no connection."""
+        words = self.trouble()
+        return Denied(words) if DENIALS.search(words) else Lost(words)
 
     def trouble(self) -> str:
         """libpq's words for what went wrong last, in one line."""
@@ -191,7 +211,7 @@ class Connection:
                 results = await trip()
         except psycopg.Error as error:
             self.close()
-            raise Lost(str(error)) from error
+            raise Lost(" ".join(str(error).split())) from error
         except trio.Cancelled:
             await self.cancel_trip(finish)
             raise

@@ -15,6 +15,7 @@ from typing import Final
 from runtara.errors import (
     OutcomeUnknown,
     StoreCorrupt,
+    StoreDenied,
     StoreError,
     StoreFailed,
     StoreFull,
@@ -36,8 +37,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "23": (StoreRefused, "a key or a value was refused"),
     "25": (StoreUnavailable, "the transaction was ended by the server"),
     "25006": (StoreReadOnly, "the database cannot be written; it may be a standby"),
-    "28": (StoreReadOnly, "the server does not let this user in"),
-    "3D": (StoreFailed, "there is no such database"),
+    "28": (StoreDenied, "the server does not let this user in"),
+    "3D": (StoreDenied, "there is no such database"),
     "3F": (StoreFailed, "there is no such schema"),
     "40": (StoreUnavailable, "the transaction met another one"),
     "42": (StoreFailed, "the tables are not as this program made them"),

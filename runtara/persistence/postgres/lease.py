@@ -23,7 +23,7 @@ import attrs
 from runtara.errors import StoreLocked
 from runtara.persistence.postgres.driver import Statement
 from runtara.persistence.postgres.statements import literal, statement
-from runtara.persistence.postgres.values import Row
+from runtara.persistence.rows import Row
 
 LOOK: Final = Statement(
     b"SELECT epoch, batch, owner, machine, host, pid,"

@@ -1,23 +1,33 @@
-"""Everything that is asked of the database: a `Question` is statements, and how to read their answers.
-
-Every list is a keyset page: ``(order's value, key)`` is compared with where the last page ended, and an
-index gives the rows in that order, so a page costs what it holds.
-"""
+"""Everything that is asked of the database: a `Question` is statements, and how to read their answers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
-from runtara.errors import ValidationError
-from runtara.persistence.cursors import Place, decode_cursor, encode_cursor
+from runtara.limits import OPEN_STEPS
+from runtara.persistence.cursors import encode_cursor
+from runtara.persistence.lists import (
+    OF_TENANT,
+    SELECT_CHECKPOINTS,
+    UNEXPLAINED,
+    Clause,
+    instance_clause,
+    instance_listing,
+    instances_sql,
+    maker,
+    place_of_instance,
+    place_of_record,
+    record_clause,
+    record_listing,
+    with_prefix,
+)
 from runtara.persistence.postgres.driver import Result, Statement
-from runtara.persistence.postgres.statements import names, numbers, statement
-from runtara.persistence.postgres.values import Row, Value, rows
-from runtara.persistence.sqlite.queries import direction, place_of_record, text_above
-from runtara.persistence.sqlite.rows import (
+from runtara.persistence.postgres.schema import LOOK, VERSION
+from runtara.persistence.postgres.statements import KINDS, identifier, names, statement
+from runtara.persistence.postgres.values import BYTES, NUMBERS, Kind, rows
+from runtara.persistence.rows import (
     APPENDED,
-    CHECKPOINTS,
     COMPENSATIONS,
     ERRORS,
     INSTANCES,
@@ -25,29 +35,36 @@ from runtara.persistence.sqlite.rows import (
     RETRY_ATTEMPTS,
     SIGNALS,
     SPEC_COLUMNS,
+    STEPS,
     WAITS,
+    Row,
     Table,
+    Value,
     checkpoint_record,
+    known_or_stand_in,
 )
 from runtara.persistence.store import (
+    PAGE_BYTES,
     Due,
-    EventFilter,
+    Finished,
     InstanceFilter,
     InstanceOrder,
     Loaded,
     Page,
     PageRequest,
     R,
+    RecordFilter,
 )
 from runtara.records import (
     CheckpointRecord,
     ErrorRecord,
-    EventRecord,
     InstanceRecord,
     PayloadKind,
     RequestRecord,
     RetryAttemptRecord,
     SignalRecord,
+    Status,
+    StepRecord,
     WaitRecord,
 )
 
@@ -66,28 +83,31 @@ class Question(Generic[T]):
     answer: Callable[[Sequence[Result]], T]
     consistent: bool = False
     """Whether all statements must see the same moment."""
+    seconds: float | None = None
+    """How long the answer may take, where that is longer than for others."""
 
 
-def asking(sql: str, *values: Value, answer: Callable[[list[Row]], T]) -> Question[T]:
+def asking(
+    sql: str,
+    *values: Value | list[int],
+    answer: Callable[[list[Row]], T],
+    seconds: float | None = None,
+) -> Question[T]:
     """A question of one statement; ``answer`` is given its rows."""
-    return Question((statement(sql, *values),), lambda results: answer(rows(results[0])))
+    return Question((statement(sql, *values),), lambda results: answer(rows(results[0])), seconds=seconds)
 
 
-@attrs.frozen
-class Clause:
-    """A condition in SQL, with a ``?`` for each of its values; without any, always true."""
+OF_THIS_TENANT: Final = (
+    r"tenant_digest = sha256(decode(replace(?, E'\\', E'\\\\'), 'escape'))"  # the bytes of the text
+)
+"""In an index a tenant stands by its digest, which is never too long for one."""
+THIS_INSTANCE: Final = f"{OF_THIS_TENANT} AND instance_id = ?"
 
-    parts: tuple[str, ...] = ()
-    values: tuple[Value, ...] = ()
 
-    def and_(self, part: str, *values: Value) -> "Clause":
-        return Clause((*self.parts, part), (*self.values, *values))
-
-    @property
-    def sql(self) -> str:
-        """With ``$1``, ``$2`` ... for the values."""
-        first, *others = (" AND ".join(self.parts) or "true").split("?")
-        return first + "".join(f"${at}{other}" for at, other in enumerate(others, 1))
+def numbered(sql: str) -> str:
+    """``sql`` with ``$1``, ``$2`` ... for each ``?``, and the tenant looked for by its digest."""
+    first, *others = sql.replace(OF_TENANT, OF_THIS_TENANT).split("?")
+    return first + "".join(f"${at}{other}" for at, other in enumerate(others, 1))
 
 
 def select_sql(table: Table[A]) -> str:
@@ -115,15 +135,7 @@ def one(table: Table[A], where: str, *values: Value) -> Question[A | None]:
 
 
 def find(tenant_id: str, instance_id: str) -> Question[InstanceRecord | None]:
-    return one(INSTANCES, "tenant_id = $1 AND instance_id = $2", tenant_id, instance_id)
-
-
-SELECT_CHECKPOINTS: Final = (
-    f"SELECT {', '.join(f'c.{name}' for name in CHECKPOINTS.columns)}, "
-    + ", ".join(f'k."{name}"' for name in SPEC_COLUMNS)
-    + " FROM checkpoints AS c LEFT JOIN compensations AS k"
-    + " ON k.instance = c.instance AND k.checkpoint_id = c.checkpoint_id"
-)
+    return one(INSTANCES, numbered(THIS_INSTANCE), tenant_id, instance_id)
 
 
 def checkpoint(row: int, checkpoint_id: str) -> Question[CheckpointRecord | None]:
@@ -155,17 +167,12 @@ def attempt(row: int, checkpoint_id: str, number: int) -> Question[RetryAttemptR
 
 
 def payloads(row: int, kinds: frozenset[PayloadKind]) -> Question[dict[PayloadKind, bytes]]:
-    sql = "SELECT kind, data FROM payloads WHERE instance = ANY($1) AND kind = ANY($2)"
+    sql = "SELECT kind, data FROM payloads WHERE instance = $1 AND kind = ANY($2)"
 
-    def answer(results: Sequence[Result]) -> dict[PayloadKind, bytes]:
-        found: dict[PayloadKind, bytes] = {}
-        for kind, data in rows(results[0]):
-            assert isinstance(kind, int)
-            assert isinstance(data, bytes)
-            found[PayloadKind(kind)] = data
-        return found
+    def answer(found: list[Row]) -> dict[PayloadKind, bytes]:
+        return {PayloadKind(kind): data for kind, data in found}  # type: ignore[arg-type,misc]  # NOT NULL
 
-    return Question((numbers(sql, [row], sorted(kinds)),), answer)
+    return asking(sql, row, sorted(kinds), answer=answer)
 
 
 def compensation_data(row: int, checkpoint_id: str) -> Question[bytes | None]:
@@ -181,20 +188,21 @@ def compensation_data(row: int, checkpoint_id: str) -> Question[bytes | None]:
 
 # ---------------------------------------------------------------- what an actor needs
 
-OF_INSTANCE: Final = 'instance = (SELECT "row" FROM instances WHERE tenant_id = $1 AND instance_id = $2)'
+OF_INSTANCE: Final = f'instance = (SELECT "row" FROM instances WHERE {numbered(THIS_INSTANCE)})'
 
 NEWEST_REVISION: Final = "SELECT greatest({})".format(
     ", ".join(f"(SELECT max(revision) FROM {table.name} WHERE {OF_INSTANCE})" for table in APPENDED.values())
 )
 
 LOADING: Final = (
-    f"{select_sql(INSTANCES)} WHERE tenant_id = $1 AND instance_id = $2",
+    f"{select_sql(INSTANCES)} WHERE {numbered(THIS_INSTANCE)}",
     NEWEST_REVISION,
     f"SELECT checkpoint_id FROM checkpoints WHERE {OF_INSTANCE} ORDER BY revision DESC LIMIT 1",
     f"{select_sql(SIGNALS)} WHERE {OF_INSTANCE} AND acknowledged_us IS NULL ORDER BY revision",
     f"{select_sql(WAITS)} WHERE {OF_INSTANCE} AND outcome IS NULL ORDER BY revision",
     f"{select_sql(COMPENSATIONS)} WHERE {OF_INSTANCE} ORDER BY revision",
     f"{select_sql(ERRORS)} WHERE {OF_INSTANCE} ORDER BY revision DESC LIMIT 1",
+    f"{select_sql(STEPS)} WHERE {OF_INSTANCE} AND status = 0 ORDER BY revision DESC LIMIT {OPEN_STEPS}",
 )
 KNOWN_IDS: Final = tuple(
     f"SELECT {column} FROM {table} WHERE {OF_INSTANCE} LIMIT $3"
@@ -221,7 +229,7 @@ def load(tenant_id: str, instance_id: str, known: int) -> Question[Loaded | None
 
 
 def loaded(record: InstanceRecord, results: Sequence[Result], known: int) -> Loaded:
-    _, newest, checkpoint, signals, waits, compensations, last_error, *ids = results
+    _, newest, checkpoint, signals, waits, compensations, last_error, steps, *ids = results
     revision = rows(newest)[0][0] or 0
     checkpoint_id = next((name for (name,) in rows(checkpoint)), None)
     assert isinstance(revision, int)
@@ -235,6 +243,7 @@ def loaded(record: InstanceRecord, results: Sequence[Result], known: int) -> Loa
         waits=all_of(WAITS, waits),
         compensations=all_of(COMPENSATIONS, compensations),
         last_error=first_of(ERRORS, last_error),
+        steps=all_of(STEPS, steps)[::-1],
         checkpoint_ids=checkpoint_ids,
         wait_ids=wait_ids,
         request_ids=request_ids,
@@ -279,73 +288,19 @@ def due_record(tenant_id: Any, instance_id: Any, row: Any, epoch: Any, deadline_
 # ---------------------------------------------------------------- lists
 
 
-@attrs.frozen(kw_only=True)
-class Listing:
-    """A list in one order: what to select, and the columns that order it."""
-
-    name: str
-    """Of this very list, in its cursors."""
-    select: str
-    value: str
-    key: str | None
-    """Breaks ties; None where a value occurs once."""
-    descending: bool
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.value,) if self.key is None else (self.value, self.key)
-
-    def page(self, where: Clause, page: PageRequest) -> Statement:
-        """One row more than asked for is read, to know whether the page is the last."""
-        clause = where if page.cursor is None else self.after(where, decode_cursor(self.name, page.cursor))
-        way = "DESC" if self.descending else "ASC"
-        order = ", ".join(f"{column} {way}" for column in self.columns)
-        last = f"${len(clause.values) + 1}"
-        sql = f"{self.select} WHERE {clause.sql} ORDER BY {order} LIMIT {last}"
-        return statement(sql, *clause.values, page.limit + 1)
-
-    def after(self, where: Clause, place: Place) -> Clause:
-        sign = "<" if self.descending else ">"
-        if self.key is None:
-            return where.and_(f"{self.value} {sign} ?", place.value)
-        return where.and_(f"({self.value}, {self.key}) {sign} (?, ?)", place.value, place.key)
-
-
-def paging(
-    listing: Listing,
-    where: Clause,
-    page: PageRequest,
-    make: Callable[[Row], A],
-    place_of: Callable[[A], Place],
-) -> Question[Page[A]]:
-    def answer(results: Sequence[Result]) -> Page[A]:
-        found = rows(results[0])
-        items = tuple(make(row) for row in found[: page.limit])
-        more = len(found) > page.limit
-        return Page(items=items, next=encode_cursor(listing.name, place_of(items[-1])) if more else None)
-
-    return Question((listing.page(where, page),), answer)
-
-
 def list_instances(
     where: InstanceFilter, order: InstanceOrder, page: PageRequest
 ) -> Question[Page[InstanceRecord]]:
-    value = "created_us" if order is InstanceOrder.CREATED else "finished_us"
-    clause = instance_clause(where)
-    if order is InstanceOrder.FINISHED:
-        clause = clause.and_("finished_us IS NOT NULL")
-    listing = Listing(
-        name=f"instances/{order.value}/{direction(page)}",
-        select=select_sql(INSTANCES),
-        value=value,
-        key='"row"',
-        descending=page.descending,
-    )
+    sql, values = instances_sql(where, order, page)
+    listing = instance_listing(order, page)
 
-    def place_of(record: InstanceRecord) -> Place:
-        return Place(int(getattr(record, value)), record.row)
+    def answer(found: list[Row]) -> Page[InstanceRecord]:
+        items = tuple(INSTANCES.listed(row) for row in found[: page.limit])
+        if len(found) <= page.limit:
+            return Page(items=items, next=None)
+        return Page(items=items, next=encode_cursor(listing.name, place_of_instance(items[-1], order)))
 
-    return paging(listing, clause, page, INSTANCES.record, place_of)
+    return asking(numbered(sql), *values, answer=answer)
 
 
 def first_number(found: list[Row]) -> int:
@@ -355,73 +310,125 @@ def first_number(found: list[Row]) -> int:
 
 
 def counting(table: str, clause: Clause) -> Question[int]:
-    return asking(f"SELECT count(*) FROM {table} WHERE {clause.sql}", *clause.values, answer=first_number)
+    sql = f"SELECT count(*) FROM {table} WHERE {clause.sql}"
+    return asking(numbered(sql), *clause.values, answer=first_number)
 
 
 def count_instances(where: InstanceFilter) -> Question[int]:
-    return counting("instances", instance_clause(where))
+    return counting("instances", instance_clause(where, where.statuses))
 
 
-def instance_clause(where: InstanceFilter) -> Clause:
-    clause = Clause()
-    if where.tenant_id is not None:
-        clause = clause.and_("tenant_id = ?", where.tenant_id)
-    if where.statuses:
-        places = ", ".join("?" * len(where.statuses))
-        clause = clause.and_(f"status IN ({places})", *sorted(where.statuses))
-    if where.workflow is not None:
-        clause = clause.and_("workflow = ?", where.workflow)
-    if where.id_prefix:
-        clause = with_prefix(clause, "instance_id", where.id_prefix)
-    clause = in_range(clause, "created_us", where.created_from_us, where.created_before_us)
-    return in_range(clause, "finished_us", where.finished_from_us, where.finished_before_us)
+def counts(tenant_id: str | None) -> Question[dict[Status, int]]:
+    def answer(found: list[Row]) -> dict[Status, int]:
+        numbers: Any = found
+        return {known_or_stand_in(Status, status): count for status, count in numbers}
+
+    clause = instance_clause(InstanceFilter(tenant_id=tenant_id), frozenset())
+    sql = f"SELECT status, count(*) FROM instances WHERE {clause.sql} GROUP BY status"
+    return asking(numbered(sql), *clause.values, answer=answer)
 
 
-def in_range(clause: Clause, column: str, from_us: int | None, before_us: int | None) -> Clause:
-    if from_us is not None:
-        clause = clause.and_(f"{column} >= ?", from_us)
-    if before_us is not None:
-        clause = clause.and_(f"{column} < ?", before_us)
-    return clause
+def unexplained(after_row: int, limit: int) -> Question[list[InstanceRecord]]:
+    sql = f'{select_sql(INSTANCES)} WHERE {UNEXPLAINED} AND "row" > $1 ORDER BY "row" LIMIT $2'
+    return asking(sql, after_row, limit, answer=lambda found: [INSTANCES.listed(row) for row in found])
 
 
-def with_prefix(clause: Clause, column: str, prefix: str) -> Clause:
-    """A literal prefix as a range: text is compared by its bytes, which is the order of code points."""
-    clause = clause.and_(f"{column} >= ?", prefix)
-    above = text_above(prefix)
-    return clause if above is None else clause.and_(f"{column} < ?", above)
-
-
-def list_records(row: int, kind: type[R], page: PageRequest, where: EventFilter | None) -> Question[Page[R]]:
-    table: Table[R] = APPENDED[kind]
-    listing = Listing(
-        name=f"{table.name}/{row}/{direction(page)}",
-        select=SELECT_CHECKPOINTS if kind is CheckpointRecord else f"{select_sql(table)} AS c",
-        value="c.revision",
-        key=None,
-        descending=page.descending,
+def terminal(
+    status: Status, before_us: int, tenant_id: str | None, after: tuple[int, int] | None, limit: int
+) -> Question[list[Finished]]:
+    where = InstanceFilter(tenant_id=tenant_id, finished_before_us=before_us)
+    clause = instance_clause(where, frozenset({status}))
+    clause = clause.and_('(finished_us, "row") > (?, ?)', *(after or (FIRST, FIRST)))
+    sql = (
+        f'SELECT tenant_id, instance_id, "row", finished_us FROM instances WHERE {clause.sql}'
+        ' ORDER BY finished_us, "row" LIMIT ?'
     )
-    make: Callable[[Row], R] = table.record
-    if kind is CheckpointRecord:
-        make = checkpoint_record  # type: ignore[assignment]  # R is CheckpointRecord here
-    return paging(listing, record_clause(row, kind, where), page, make, place_of_record)
+    return asking(
+        numbered(sql), *clause.values, limit, answer=lambda found: [finished(*row) for row in found]
+    )
 
 
-def count_records(row: int, kind: type[R], where: EventFilter | None) -> Question[int]:
-    return counting(f"{APPENDED[kind].name} AS c", record_clause(row, kind, where))
+def finished(tenant_id: Any, instance_id: Any, row: Any, finished_us: Any) -> Finished:
+    return Finished(tenant_id=tenant_id, instance_id=instance_id, row=row, finished_us=finished_us)
 
 
-def record_clause(row: int, kind: type[R], where: EventFilter | None) -> Clause:
-    clause = Clause().and_("c.instance = ?", row)
-    if where is None:
-        return clause
-    if kind is not EventRecord:
-        raise ValidationError("where", "is for events only")
-    if where.type is not None:
-        clause = clause.and_("c.type = ?", where.type)
-    if where.subtype is not None:
-        clause = clause.and_("c.subtype = ?", where.subtype)
-    return in_range(clause, "c.created_us", where.created_from_us, where.created_before_us)
+def notes(prefix: str) -> Question[dict[str, str]]:
+    clause = with_prefix(Clause(), "name", prefix)
+
+    def answer(found: list[Row]) -> dict[str, str]:
+        return {str(name): str(text) for name, text in found}
+
+    sql = f"SELECT name, text FROM notes WHERE {numbered(clause.sql)} ORDER BY name"
+    return asking(sql, *clause.values, answer=answer)
+
+
+def note(name: str) -> Question[str | None]:
+    def answer(found: list[Row]) -> str | None:
+        return str(found[0][0]) if found else None
+
+    return asking("SELECT text FROM notes WHERE name = $1", name, answer=answer)
+
+
+CONTAINS: Final = "position(? IN c.payload) > 0"
+
+
+def list_records(row: int, kind: type[R], page: PageRequest, where: RecordFilter | None) -> Question[Page[R]]:
+    """One page. The server ends it where its large values reach `PAGE_BYTES`, without reading them."""
+    listing = record_listing(row, kind, page)
+    clause = listing.after(record_clause(row, kind, where, CONTAINS), page.cursor)
+    make = maker(kind)
+
+    def answer(found: list[Row]) -> Page[R]:
+        items = tuple(make(row[:-1]) for row in found[: page.limit])
+        there = found[0][-1] if found else 0
+        if there == len(items):
+            return Page(items=items, next=None)
+        return Page(items=items, next=encode_cursor(listing.name, place_of_record(items[-1])))
+
+    sql = within_bytes(listing.sql(clause), kind, page)
+    return asking(numbered(sql), *clause.values, page.limit + 1, answer=answer)
+
+
+def within_bytes(sql: str, kind: type[R], page: PageRequest) -> str:
+    """The rows of ``sql`` up to the one that brings the page to `PAGE_BYTES`, and how many there were.
+
+    ``octet_length`` reads how long a value is from the pointer to it: a value that is left out costs nothing.
+    """
+    columns = kinds_of_record(kind)
+    called = ", ".join(f"c{at}" for at in range(len(columns)))
+    sizes = [f"coalesce(octet_length(c{at}), 0)" for at, kind in enumerate(columns) if kind is not NUMBERS]
+    order = f"c{APPENDED[kind].columns.index('revision')} {'DESC' if page.descending else 'ASC'}"
+    window = f"ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
+    before = f"sum({' + '.join(sizes)}) OVER ({window})"
+    return (
+        f"SELECT {called}, there FROM ("
+        f"SELECT {called}, {before} AS before, count(*) OVER () AS there FROM ({sql}) AS found ({called})"
+        f") AS sized WHERE before IS NULL OR before < {PAGE_BYTES} ORDER BY {order}"
+    )
+
+
+def kinds_of_record(kind: type[R]) -> tuple[Kind, ...]:
+    """Of the columns that `select_records` selects."""
+    table = APPENDED[kind]
+    own = tuple(KINDS[table.name][column] for column in table.columns)
+    joined: dict[type, tuple[Kind, ...]] = {
+        CheckpointRecord: tuple(KINDS["compensations"][column] for column in SPEC_COLUMNS),
+        StepRecord: (BYTES, BYTES),
+    }
+    return own + joined.get(kind, ())
+
+
+def count_records(row: int, kind: type[R], where: RecordFilter | None) -> Question[int]:
+    return counting(f"{APPENDED[kind].name} AS c", record_clause(row, kind, where, CONTAINS))
+
+
+def tables(schema: str) -> Question[Row]:
+    """Asks what is in a schema: see `runtara.persistence.postgres.schema`."""
+    return asking(LOOK, identifier(schema), answer=lambda found: found[0])
+
+
+def version() -> Question[int]:
+    return Question((VERSION,), lambda results: first_number(rows(results[0])))
 
 
 def alive() -> Question[int]:

@@ -3,7 +3,8 @@
 Rules:
 
 1. At most ``size`` questions are asked at once; the others wait for their turn, until their deadline.
-2. A question has one deadline for everything: its turn, a new connection, and the answer.
+2. A question has one deadline for everything: its turn, a new connection, and the answer. Its turn must come
+   as soon as that of any other.
 3. A connection goes back only if it is at rest; whatever happened, the place of its question is free again.
 4. A question is a read, so it is asked again once when the connection that was kept turns out to be lost.
 """
@@ -41,8 +42,12 @@ class Readers:
 
     def __attrs_post_init__(self) -> None:
         self.places = trio.Semaphore(self.size, max_value=self.size)
+        self.settings = self.settings_for(self.answer_seconds)
+
+    def settings_for(self, seconds: float) -> Statement:
+        """Of a transaction whose answer may take so long."""
         path = {"search_path": identifier(self.connector.address.schema)}
-        self.settings = settings({**path, **timeouts(self.answer_seconds)})
+        return settings({**path, **timeouts(seconds)})
 
     async def ask(self, question: Question[T]) -> T:
         """The answer to ``question``.
@@ -57,6 +62,8 @@ class Readers:
             await self.places.acquire()
         if patience.cancelled_caught:
             raise Lost(f"all {self.size} readers were busy for {self.answer_seconds:g} s")
+        if question.seconds is not None:
+            give_up = trio.current_time() + question.seconds
         try:
             return question.answer(await self.results(question, give_up))
         finally:
@@ -91,7 +98,8 @@ class Readers:
         self, connection: Connection, question: Question[T], give_up: float
     ) -> Sequence[Result]:
         begin = BEGIN_SNAPSHOT if question.consistent else BEGIN_READING
-        trip = [begin, self.settings, *question.statements, COMMIT]
+        bounds = self.settings if question.seconds is None else self.settings_for(question.seconds)
+        trip = [begin, bounds, *question.statements, COMMIT]
         try:
             results = await connection.run(trip, seconds_until(give_up))
             return results[2:-1]

@@ -16,10 +16,11 @@ from typing import Final
 
 import attrs
 
-from runtara.errors import StoreCorrupt, StoreFailed, StoreTooNew
+from runtara.errors import StoreCorrupt, StoreFailed, StoreTooNew, StoreTooOld
 from runtara.persistence.postgres.driver import Connection, Statement
 from runtara.persistence.postgres.statements import identifier, statement
-from runtara.persistence.postgres.values import Row, rows
+from runtara.persistence.postgres.values import rows
+from runtara.persistence.rows import Row
 
 OLDEST_SERVER: Final = 140000
 
@@ -35,6 +36,9 @@ LOOK: Final = (
 )
 VERSION: Final = Statement(b"SELECT version FROM meta")
 NUMBER: Final = "UPDATE meta SET version = $1"
+WITHOUT_TIMEOUT: Final = Statement(b"SELECT set_config('statement_timeout', '0', true)")
+MIGRATION_SECONDS: Final = 3600.0
+"""For one file: an index of a large table takes its time."""
 
 
 @attrs.frozen
@@ -75,6 +79,30 @@ def check_server(answer: Row, location: str) -> str:
     return "remote_apply" if commit == "remote_apply" else "on"
 
 
+def check_version(version: int, location: str) -> None:
+    """Refuse what a newer program has made."""
+    if version > newest_version():
+        raise StoreTooNew(
+            f"{location} has version {version}, this program knows up to {newest_version()};"
+            " it was not touched"
+        )
+
+
+def require_ours(looked: Row, location: str) -> bool:
+    """Whether there is a schema of ours, by the answer to `LOOK`; one of another program is refused."""
+    tables, ours = looked
+    if ours != 3 and tables:
+        raise StoreCorrupt(f"{location} holds {tables!r} tables of another program; it was not touched")
+    return ours == 3
+
+
+def check_current(version: int, location: str) -> None:
+    """Refuse to read what a program of another version has made."""
+    check_version(version, location)
+    if version < newest_version():
+        raise StoreTooOld(f"{location} has an older layout; open it for writing once")
+
+
 async def bring_up(connection: Connection, schema: str, location: str, seconds: float) -> None:
     """Within the transaction that is open: check the schema (rule 1) and run what it has not seen (rule 2).
 
@@ -83,23 +111,18 @@ async def bring_up(connection: Connection, schema: str, location: str, seconds: 
     """
     lock = statement(LOCK, f"runtara {schema}")
     _, looked = await connection.run([lock, statement(LOOK, identifier(schema))], seconds)
-    tables, ours = rows(looked)[0]
     version = 0
-    if ours == 3:
+    if require_ours(rows(looked)[0], location):
         [found] = await connection.run([VERSION], seconds)
         value = rows(found)[0][0]
         assert isinstance(value, int)
         version = value
-    elif tables:
-        raise StoreCorrupt(f"{location} holds {tables!r} tables of another program; it was not touched")
-    if version > newest_version():
-        raise StoreTooNew(
-            f"{location} has version {version}, this program knows up to {newest_version()};"
-            " it was not touched"
-        )
+    check_version(version, location)
     if version == 0:
         await connection.script(f"CREATE SCHEMA IF NOT EXISTS {identifier(schema)}", seconds)
-    for migration in migrations():
-        if migration.number > version:
-            await connection.script(migration.sql, seconds)
-            await connection.run([statement(NUMBER, migration.number)], seconds)
+    missing = [migration for migration in migrations() if migration.number > version]
+    if missing:
+        await connection.run([WITHOUT_TIMEOUT], seconds)
+    for migration in missing:
+        await connection.script(migration.sql, MIGRATION_SECONDS)
+        await connection.run([statement(NUMBER, migration.number)], seconds)

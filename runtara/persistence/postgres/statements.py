@@ -16,8 +16,16 @@ from typing import Any, Final, get_args
 import attrs
 
 from runtara.persistence.postgres.driver import Statement
-from runtara.persistence.postgres.values import BYTES, NUMBERS, TEXTS, Kind, Row, Value, encode
-from runtara.persistence.sqlite.rows import APPENDED, COMPENSATION_COLUMNS, COMPENSATIONS, INSTANCES, Table
+from runtara.persistence.postgres.values import BYTES, NUMBERS, TEXTS, Kind, encode
+from runtara.persistence.rows import (
+    APPENDED,
+    COMPENSATION_COLUMNS,
+    COMPENSATIONS,
+    INSTANCES,
+    Row,
+    Table,
+    Value,
+)
 
 BEGIN: Final = Statement(b"BEGIN ISOLATION LEVEL READ COMMITTED")
 BEGIN_SNAPSHOT: Final = Statement(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -25,16 +33,10 @@ COMMIT: Final = Statement(b"COMMIT")
 ROLLBACK: Final = Statement(b"ROLLBACK")
 
 
-def statement(sql: str, *values: Value) -> Statement:
+def statement(sql: str, *values: Value | list[int]) -> Statement:
     """``sql`` with its values, ``$1`` and so on."""
     encoded = [encode(value) for value in values]
     return Statement(sql.encode(), tuple(data for data, _ in encoded), tuple(number for _, number in encoded))
-
-
-def numbers(sql: str, *columns: Sequence[int]) -> Statement:
-    """``sql`` with arrays of numbers for its values."""
-    arrays = tuple(NUMBERS.many(column) for column in columns)
-    return Statement(sql.encode(), arrays, (NUMBERS.array_number,) * len(columns))
 
 
 def settings(values: Mapping[str, str]) -> Statement:

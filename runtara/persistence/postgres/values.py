@@ -16,9 +16,7 @@ from typing import Final
 import attrs
 
 from runtara.persistence.postgres.driver import Result
-
-Value = int | str | bytes | None
-Row = tuple[Value, ...]
+from runtara.persistence.rows import Row, Value
 
 UNFIT: Final = (struct.error, UnicodeEncodeError, OverflowError)
 """Raised for a value that PostgreSQL cannot hold."""
@@ -112,9 +110,11 @@ TEXTS: Final = Kind(word="text", number=TEXT, array_number=TEXT_ARRAY, one=encod
 BYTES: Final = Kind(word="bytea", number=BYTEA, array_number=BYTEA_ARRAY, one=encode_bytes, many=bytes_array)
 
 
-def encode(value: Value) -> tuple[bytes | None, int]:
-    """One value and its type; None is a number that is not there."""
+def encode(value: Value | list[int]) -> tuple[bytes | None, int]:
+    """One value and its type; None is a number that is not there, a list is an array."""
     match value:
+        case list():
+            return number_array(value), INT8_ARRAY
         case None:
             return None, INT8
         case int():

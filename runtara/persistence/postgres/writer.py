@@ -20,7 +20,7 @@ from typing import Final
 import attrs
 import trio
 
-from runtara.errors import OutcomeUnknown, StoreFailed, StoreUnavailable
+from runtara.errors import LeaseLost, OutcomeUnknown, StoreFailed, StoreUnavailable
 from runtara.persistence.postgres import schema as layout
 from runtara.persistence.postgres.address import Connector
 from runtara.persistence.postgres.driver import Connection, DriverError, Lost, Result, Statement
@@ -128,15 +128,18 @@ class Writer:
             self.connection.close()
             self.connection = None
 
-    async def roll_back(self, connection: Connection) -> None:
-        """Bring the connection to rest, or close it. Shielded, and bounded."""
+    async def roll_back(self, connection: Connection, error: BaseException) -> None:
+        """After ``error``, bring the connection to rest, or close it. Shielded, and bounded.
+
+        After a failover the next connection may lead to the new primary, so one that only reads is let go.
+        """
         if not connection.closed and not connection.at_rest:
             with trio.CancelScope(shield=True):
                 try:
                     await connection.run([ROLLBACK], min(CLOSE_SECONDS, self.answer_seconds))
                 except DriverError:
                     connection.close()
-        if connection.closed:
+        if connection.closed or is_read_only(error):
             self.drop()
 
     # ------------------------------------------------------------ opening and closing
@@ -166,8 +169,8 @@ class Writer:
             living.add(self.lease.token)
             with trio.CancelScope(shield=True):
                 await connection.run([self.lease.take(current), COMMIT], self.answer_seconds)
-        except BaseException:
-            await self.roll_back(connection)
+        except BaseException as error:
+            await self.roll_back(connection, error)
             raise
         self.renewed = trio.current_time()
         return current.batch
@@ -204,7 +207,8 @@ class Writer:
         Raises:
             DriverError: Nothing was written.
             OutcomeUnknown: See rule 2.
-            StoreFailed: The lease was lost.
+            LeaseLost: Nothing was written, nor ever will be.
+            StoreFailed: The server does not do what was promised.
 
         Cancellation: Nothing was written, or all of it was and this returns.
         """
@@ -244,9 +248,7 @@ class Writer:
             await self.commit(connection, [COMMIT])
             return results
         except BaseException as error:
-            await self.roll_back(connection)
-            if is_read_only(error):
-                self.drop()  # after a failover the next connection may lead to the new primary
+            await self.roll_back(connection, error)
             raise
 
     def require_lease(self, granted: Result, renewed: Result) -> None:
@@ -256,11 +258,14 @@ class Writer:
             raise StoreFailed(f"{self.location}: synchronous_commit is {level!r}, not {self.commit_level}")
         found = rows(renewed)
         if not found:
-            raise StoreFailed(f"{self.location}: another runtime has taken over; this one must stop")
+            raise self.lease_lost()
         process = found[0][0]
         assert isinstance(process, int)
         self.process = process
         self.renewed = trio.current_time()
+
+    def lease_lost(self) -> LeaseLost:
+        return LeaseLost(f"{self.location}: another runtime has taken over; this one must stop")
 
     async def commit(self, connection: Connection, statements: Sequence[Statement]) -> list[Result]:
         """Run ``statements``, of which the last is COMMIT (rule 2)."""
@@ -280,19 +285,19 @@ class Writer:
 
         Raises:
             DriverError: The server did not tell.
-            StoreFailed: The lease was lost, and the answer with it.
+            LeaseLost: And the answer with it.
         """
         async with self.turn:
             connection = await self.ready(trio.current_time() + self.answer_seconds)
             try:
                 asked = [BEGIN, self.settings, self.lease.last_batch(), ROLLBACK]
                 results = await connection.run(asked, self.answer_seconds)
-            except BaseException:
-                await self.roll_back(connection)
+            except BaseException as error:
+                await self.roll_back(connection, error)
                 raise
         found = rows(results[2])
         if not found:
-            raise StoreFailed(f"{self.location}: another runtime has taken over; this one must stop")
+            raise self.lease_lost()
         number = found[0][0]
         assert isinstance(number, int)
         return number

@@ -13,13 +13,14 @@ How a batch is written:
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from runtara.errors import StoreRefused
+from runtara.persistence.chains import Heads, guards_that_fail, require_created
 from runtara.persistence.postgres.driver import Result, Statement
 from runtara.persistence.postgres.statements import (
     INSERT_COMPENSATIONS,
@@ -27,15 +28,16 @@ from runtara.persistence.postgres.statements import (
     PUT_PAYLOADS,
     SetStatement,
     append_to,
-    numbers,
+    statement,
     update,
 )
-from runtara.persistence.postgres.values import Row, changed, rows
-from runtara.persistence.sqlite.rows import (
+from runtara.persistence.postgres.values import changed, rows
+from runtara.persistence.rows import (
     APPENDED,
     CHANGES,
     INSTANCES,
     MOVING,
+    Row,
     compensation_row,
     moving_values,
 )
@@ -52,28 +54,15 @@ def change_of(kind: type) -> SetStatement:
     return update(change.table, ("instance", *change.keys), change.columns)
 
 
-def heads_of(batch: Iterable[Unit]) -> dict[int, Unit]:
-    """The first unit of each chain, which holds its guard."""
-    heads: dict[int, Unit] = {}
-    for unit in batch:
-        heads.setdefault(unit.row, unit)
-    return heads
-
-
-def guards(heads: dict[int, Unit]) -> Statement:
+def guards(heads: Heads) -> Statement:
     """Asks for what the guards are compared with."""
-    return numbers(GUARDS, list(heads))
+    return statement(GUARDS, list(heads))
 
 
-def guards_that_fail(heads: dict[int, Unit], answer: Result) -> frozenset[int]:
-    """The rows whose chains do not continue what is stored."""
-    stored = {row: (epoch, revision) for row, epoch, revision in rows(answer)}
-    return frozenset(row for row, unit in heads.items() if not stands(unit, stored.get(row)))
-
-
-def stands(unit: Unit, stored: Row | None) -> bool:
-    """Whether the first unit of a chain continues the stored row."""
-    return stored is None if unit.base == 0 else stored == (unit.epoch, unit.base)
+def left_out(heads: Heads, answer: Result) -> frozenset[int]:
+    """The rows whose chains do not stand, by the answer to `guards`."""
+    stored: dict[int, Any] = {row: found for row, *found in rows(answer)}  # type: ignore[misc]  # its key
+    return guards_that_fail(heads, {row: (epoch, revision) for row, (epoch, revision) in stored.items()})
 
 
 @attrs.frozen
@@ -95,7 +84,7 @@ class Writing:
 class Work:
     """What a batch writes, grouped by statement."""
 
-    heads: dict[int, Unit]
+    heads: Heads
     instances: dict[int, InstanceRecord] = attrs.Factory(dict)
     appended: defaultdict[type, list[Row]] = attrs.Factory(lambda: defaultdict(list))
     compensations: list[Row] = attrs.Factory(list)
@@ -116,12 +105,6 @@ class Work:
         else:
             change = CHANGES[kind]
             self.changes[kind][row, *change.key(op)] = change.values(op)
-
-    def require_created(self) -> None:
-        """A chain that creates an instance must hold its row: no foreign key would notice."""
-        for row, head in self.heads.items():
-            if head.base == 0 and row not in self.instances:
-                raise StoreRefused(f"a unit creates the instance {row} without its record")
 
     def writings(self) -> list[Writing]:
         """The statements, in the order in which they must run (rule 3)."""
@@ -147,7 +130,7 @@ class Work:
         return found
 
 
-def writings(batch: Sequence[Unit], heads: dict[int, Unit], left_out: frozenset[int]) -> list[Writing]:
+def writings(batch: Sequence[Unit], heads: Heads, left_out: frozenset[int]) -> list[Writing]:
     """All statements for the chains that stand.
 
     Raises:
@@ -158,5 +141,5 @@ def writings(batch: Sequence[Unit], heads: dict[int, Unit], left_out: frozenset[
         if unit.row not in left_out:
             for op in unit.ops:
                 work.add(unit.row, op)
-    work.require_created()
+    require_created(work.heads, work.instances)
     return work.writings()

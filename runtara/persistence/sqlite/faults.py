@@ -8,7 +8,11 @@ Rules:
 3. An error without a result code comes from the binding of a value: the value was refused.
 """
 
+import errno
+import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from runtara.errors import (
@@ -74,3 +78,21 @@ def commit_error(error: sqlite3.Error, location: str) -> StoreError:
     if isinstance(known, StoreUnavailable | StoreFull):
         return known
     return OutcomeUnknown(f"{location}: the commit failed, it may or may not be on disk ({error})")
+
+
+@contextmanager
+def errors_translated(location: str) -> Iterator[None]:
+    """Errors of sqlite3, as what they mean for the store at ``location``."""
+    try:
+        yield
+    except Exception as error:
+        known = store_error(error, location)
+        if known is None:
+            raise
+        raise known from error
+
+
+def file_error(path: str, error: OSError) -> StoreError:
+    """What it means that the file at ``path`` cannot be made."""
+    kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreReadOnly
+    return kind(f"the folder {os.path.dirname(path)} cannot be written: {error}")

@@ -12,7 +12,6 @@ Rules:
 4. The file is never removed: between another's opening and locking it, that would make two locks.
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -20,7 +19,8 @@ import socket
 from typing import Final
 
 from runtara.clock import SystemClock
-from runtara.errors import StoreError, StoreFull, StoreLocked, StoreReadOnly
+from runtara.errors import StoreLocked
+from runtara.persistence.sqlite.faults import file_error
 from runtara.records import to_datetime
 
 SUFFIX: Final = "-lock"
@@ -52,7 +52,7 @@ class FileLock:
         try:
             self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise cannot_lock(self.path, error) from error
+            raise file_error(self.path, error) from error
         try:
             self.take(path)
         except BaseException:
@@ -66,7 +66,7 @@ class FileLock:
         except BlockingIOError as error:
             raise StoreLocked(f"{path} is held by {self.holder()}") from error
         except OSError as error:
-            raise cannot_lock(self.path, error) from error
+            raise file_error(self.path, error) from error
         self.sign()
 
     def sign(self) -> None:
@@ -77,7 +77,7 @@ class FileLock:
             os.ftruncate(self.descriptor, 0)
             os.pwrite(self.descriptor, text.encode(), 0)
         except OSError as error:
-            raise cannot_lock(self.path, error) from error
+            raise file_error(self.path, error) from error
 
     def holder(self) -> str:
         """Who holds the lock, in words."""
@@ -93,8 +93,3 @@ class FileLock:
             held.discard(self)
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             os.close(self.descriptor)
-
-
-def cannot_lock(path: str, error: OSError) -> StoreError:
-    kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreReadOnly
-    return kind(f"the folder {os.path.dirname(path)} cannot be written: {error}")

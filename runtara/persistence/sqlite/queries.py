@@ -1,48 +1,67 @@
-"""Everything that is asked of the database: one function for each question, all of them plain reads.
-
-Every list is a keyset page: ``(order's value, key)`` is compared with where the last page ended, and an
-index gives the rows in that order, so a page costs what it holds.
-"""
+"""Everything that is asked of the database: one function for each question, all of them plain reads."""
 
 import sqlite3
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Sequence
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Final, TypeVar
 
 import attrs
 
-from runtara.errors import ValidationError
-from runtara.persistence.cursors import Place, decode_cursor, encode_cursor
-from runtara.persistence.sqlite.rows import (
+from runtara.limits import OPEN_STEPS
+from runtara.persistence.cursors import encode_cursor
+from runtara.persistence.lists import (
+    SELECT_CHECKPOINTS,
+    TERMINAL,
+    UNEXPLAINED,
+    Clause,
+    Listing,
+    instance_clause,
+    instance_listing,
+    maker,
+    marks,
+    place_of_instance,
+    place_of_record,
+    record_clause,
+    record_listing,
+    with_prefix,
+)
+from runtara.persistence.rows import (
     APPENDED,
-    CHECKPOINTS,
     COMPENSATIONS,
     ERRORS,
+    HISTORY,
     INSTANCES,
     REQUESTS,
     RETRY_ATTEMPTS,
     SIGNALS,
-    SPEC_COLUMNS,
+    STEPS,
     WAITS,
     Row,
     Table,
     Value,
     checkpoint_record,
+    known_or_stand_in,
 )
+from runtara.persistence.sqlite.indexes import Run, runs
 from runtara.persistence.sqlite.statements import names
+from runtara.persistence.sqlite.transaction import one_moment
 from runtara.persistence.store import (
+    PAGE_BYTES,
     Due,
-    EventFilter,
+    Finished,
     InstanceFilter,
     InstanceOrder,
     Loaded,
     Page,
     PageRequest,
     R,
+    RecordFilter,
 )
 from runtara.records import (
     CheckpointRecord,
     ErrorRecord,
-    EventRecord,
     InstanceRecord,
     PayloadKind,
     RequestRecord,
@@ -57,21 +76,6 @@ Connection = sqlite3.Connection
 
 FIRST: Final = -(2**63)
 """Below every instant and key."""
-
-
-@attrs.frozen
-class Clause:
-    """A condition in SQL and its values; without any, always true."""
-
-    parts: tuple[str, ...] = ()
-    values: tuple[Value, ...] = ()
-
-    def and_(self, part: str, *values: Value) -> "Clause":
-        return Clause((*self.parts, part), (*self.values, *values))
-
-    @property
-    def sql(self) -> str:
-        return " AND ".join(self.parts) or "true"
 
 
 def select_sql(table: Table[A]) -> str:
@@ -94,14 +98,6 @@ def every(connection: Connection, table: Table[A], where: str, *values: Value) -
 
 def find(connection: Connection, tenant_id: str, instance_id: str) -> InstanceRecord | None:
     return one(connection, INSTANCES, "tenant_id = ? AND instance_id = ?", tenant_id, instance_id)
-
-
-SELECT_CHECKPOINTS: Final = (
-    f"SELECT {', '.join(f'c.{name}' for name in CHECKPOINTS.columns)}, "
-    + ", ".join(f'k."{name}"' for name in SPEC_COLUMNS)
-    + " FROM checkpoints AS c LEFT JOIN compensations AS k"
-    + " ON k.instance = c.instance AND k.checkpoint_id = c.checkpoint_id"
-)
 
 
 def checkpoint(connection: Connection, row: int, checkpoint_id: str) -> CheckpointRecord | None:
@@ -132,7 +128,7 @@ def attempt(connection: Connection, row: int, checkpoint_id: str, number: int) -
 
 
 def payloads(connection: Connection, row: int, kinds: frozenset[PayloadKind]) -> dict[PayloadKind, bytes]:
-    sql = f"SELECT kind, data FROM payloads WHERE instance = ? AND kind IN ({marks(kinds)})"
+    sql = f"SELECT kind, data FROM payloads WHERE instance = ? AND kind IN ({marks(len(kinds))})"
     return {PayloadKind(kind): data for kind, data in connection.execute(sql, (row, *kinds))}
 
 
@@ -141,10 +137,6 @@ def compensation_data(connection: Connection, row: int, checkpoint_id: str) -> b
     found = connection.execute(sql, (row, checkpoint_id)).fetchone()
     data: bytes | None = None if found is None else found[0]
     return data
-
-
-def marks(values: frozenset[A]) -> str:
-    return ", ".join("?" * len(values))
 
 
 # ---------------------------------------------------------------- what an actor needs
@@ -157,15 +149,14 @@ NEWEST_REVISION: Final = "SELECT max({})".format(
 )
 
 
+OPEN_OF_INSTANCE: Final = "instance = ? AND status = 0 ORDER BY revision DESC LIMIT ?"
+
+
 def load(connection: Connection, tenant_id: str, instance_id: str, known: int) -> Loaded | None:
-    """One consistent picture: all of it is read in one transaction."""
-    connection.execute("BEGIN")
-    try:
+    """One consistent picture."""
+    with one_moment(connection):
         record = find(connection, tenant_id, instance_id)
         return None if record is None else load_rest(connection, record, known)
-    finally:
-        if connection.in_transaction:
-            connection.execute("COMMIT")
 
 
 def load_rest(connection: Connection, record: InstanceRecord, known: int) -> Loaded:
@@ -179,6 +170,7 @@ def load_rest(connection: Connection, record: InstanceRecord, known: int) -> Loa
         waits=every(connection, WAITS, "instance = ? AND outcome IS NULL ORDER BY revision", row),
         compensations=every(connection, COMPENSATIONS, "instance = ? ORDER BY revision", row),
         last_error=one(connection, ERRORS, "instance = ? ORDER BY revision DESC", row),
+        steps=every(connection, STEPS, OPEN_OF_INSTANCE, row, OPEN_STEPS)[::-1],
         checkpoint_ids=ids(connection, "checkpoints", "checkpoint_id", row, known),
         wait_ids=ids(connection, "waits", "wait_id", row, known),
         request_ids=ids(connection, "requests", "request_id", row, known),
@@ -214,7 +206,7 @@ def due(connection: Connection, until_us: int, after: tuple[int, int] | None, li
 
 def running(connection: Connection, before_epoch: int, after_row: int, limit: int) -> list[Due]:
     sql = (
-        f"SELECT {DUE_COLUMNS}, 0 FROM instances"
+        f"SELECT {DUE_COLUMNS}, 0 FROM instances INDEXED BY instances_running"
         " WHERE status = 2 AND epoch < ? AND row > ? ORDER BY row LIMIT ?"
     )
     return [due_record(found) for found in connection.execute(sql, (before_epoch, after_row, limit))]
@@ -228,157 +220,144 @@ def due_record(found: tuple[str, str, int, int, int]) -> Due:
 # ---------------------------------------------------------------- lists
 
 
-@attrs.frozen(kw_only=True)
-class Listing:
-    """A list in one order: what to select, and the two columns that order it."""
-
-    name: str
-    """Of this very list, in its cursors."""
-    select: str
-    value: str
-    key: str
-    descending: bool
-
-    def sql(self, where: Clause) -> str:
-        way = "DESC" if self.descending else "ASC"
-        return f"{self.select} WHERE {where.sql} ORDER BY {self.value} {way}, {self.key} {way} LIMIT ?"
-
-    def after(self, where: Clause, cursor: str | None) -> Clause:
-        if cursor is None:
-            return where
-        place = decode_cursor(self.name, cursor)
-        sign = "<" if self.descending else ">"
-        return where.and_(f"({self.value}, {self.key}) {sign} (?, ?)", place.value, place.key)
-
-
-def fetch(
-    connection: Connection,
-    listing: Listing,
-    where: Clause,
-    page: PageRequest,
-    make: Callable[[Row], A],
-    place_of: Callable[[A], Place],
-) -> Page[A]:
-    """One page; one row more than asked for is read, to know whether it is the last."""
-    clause = listing.after(where, page.cursor)
-    rows = connection.execute(listing.sql(clause), (*clause.values, page.limit + 1)).fetchall()
-    items = tuple(make(row) for row in rows[: page.limit])
-    more = len(rows) > page.limit
-    return Page(items=items, next=encode_cursor(listing.name, place_of(items[-1])) if more else None)
-
-
 def list_instances(
     connection: Connection, where: InstanceFilter, order: InstanceOrder, page: PageRequest
 ) -> Page[InstanceRecord]:
-    value = "created_us" if order is InstanceOrder.CREATED else "finished_us"
-    clause = instance_clause(where)
-    if order is InstanceOrder.FINISHED:
-        clause = clause.and_("finished_us IS NOT NULL")
-    listing = Listing(
-        name=f"instances/{order.value}/{direction(page)}",
-        select=select_sql(INSTANCES),
-        value=value,
-        key="row",
-        descending=page.descending,
-    )
-
-    def place_of(record: InstanceRecord) -> Place:
-        return Place(int(getattr(record, value)), record.row)
-
-    return fetch(connection, listing, clause, page, INSTANCES.record, place_of)
+    listing = instance_listing(order, page)
+    with one_moment(connection):
+        rows = merged(connection, listing, runs(connection, where, order), page)
+    items = tuple(INSTANCES.listed(row) for row in rows[: page.limit])
+    if len(rows) <= page.limit:
+        return Page(items=items, next=None)
+    return Page(items=items, next=encode_cursor(listing.name, place_of_instance(items[-1], order)))
 
 
-def direction(page: PageRequest) -> str:
-    return "desc" if page.descending else "asc"
+def merged(connection: Connection, listing: Listing, found: Sequence[Run], page: PageRequest) -> list[Row]:
+    """One page of the runs of a list, and one more row. Of each run no more is read than that takes."""
+    limit = page.limit + 1
+    cursors = []
+    for run in found:
+        after = attrs.evolve(run, clause=listing.after(run.clause, page.cursor))
+        cursors.append(connection.execute(after.sql(listing), (*after.clause.values, limit)))
+    key = itemgetter(INSTANCES.columns.index(listing.value), INSTANCES.columns.index("row"))
+    rows = list(islice(merge(*cursors, key=key, reverse=listing.descending), limit))
+    for cursor in cursors:
+        cursor.close()
+    return rows
 
 
 def count_instances(connection: Connection, where: InstanceFilter) -> int:
-    clause = instance_clause(where)
+    clause = instance_clause(where, where.statuses)
     sql = f"SELECT count(*) FROM instances WHERE {clause.sql}"
     count: int = connection.execute(sql, clause.values).fetchone()[0]
     return count
 
 
-def instance_clause(where: InstanceFilter) -> Clause:
-    clause = Clause()
-    if where.tenant_id is not None:
-        clause = clause.and_("tenant_id = ?", where.tenant_id)
-    if where.statuses:
-        statuses: frozenset[Status] = where.statuses
-        clause = clause.and_(f"status IN ({marks(statuses)})", *sorted(statuses))
-    if where.workflow is not None:
-        clause = clause.and_("workflow = ?", where.workflow)
-    if where.id_prefix:
-        clause = with_prefix(clause, "instance_id", where.id_prefix)
-    clause = in_range(clause, "created_us", where.created_from_us, where.created_before_us)
-    return in_range(clause, "finished_us", where.finished_from_us, where.finished_before_us)
-
-
-def in_range(clause: Clause, column: str, from_us: int | None, before_us: int | None) -> Clause:
-    if from_us is not None:
-        clause = clause.and_(f"{column} >= ?", from_us)
-    if before_us is not None:
-        clause = clause.and_(f"{column} < ?", before_us)
-    return clause
-
-
-def with_prefix(clause: Clause, column: str, prefix: str) -> Clause:
-    """A literal prefix as a range: text is compared by its bytes, which is the order of code points."""
-    clause = clause.and_(f"{column} >= ?", prefix)
-    above = text_above(prefix)
-    return clause if above is None else clause.and_(f"{column} < ?", above)
-
-
-def text_above(prefix: str) -> str | None:
-    """The least text above all that begin with ``prefix``; None if there is none."""
-    stem = prefix.rstrip("\U0010ffff")
-    if not stem:
-        return None
-    following = ord(stem[-1]) + 1
-    if 0xD800 <= following <= 0xDFFF:  # surrogates are no characters
-        following = 0xE000
-    return stem[:-1] + chr(following)
+CONTAINS: Final = "instr(c.payload, ?) > 0"
 
 
 def list_records(
-    connection: Connection, row: int, kind: type[R], page: PageRequest, where: EventFilter | None
+    connection: Connection, row: int, kind: type[R], page: PageRequest, where: RecordFilter | None
 ) -> Page[R]:
-    table: Table[R] = APPENDED[kind]
-    columns = SELECT_CHECKPOINTS if kind is CheckpointRecord else f"{select_sql(table)} AS c"
-    listing = Listing(
-        name=f"{table.name}/{row}/{direction(page)}",
-        select=columns,
-        value="c.revision",
-        key="c.revision",
-        descending=page.descending,
-    )
-    make: Callable[[Row], R] = checkpoint_record if kind is CheckpointRecord else table.record  # type: ignore[assignment]
-    return fetch(connection, listing, record_clause(row, kind, where), page, make, place_of_record)
+    """One page. Rows are read one by one, so no more large values are fetched than the page holds."""
+    listing = record_listing(row, kind, page)
+    clause: Clause = listing.after(record_clause(row, kind, where, CONTAINS), page.cursor)
+    make = maker(kind)
+    items: list[R] = []
+    size = 0
+    for found in connection.execute(listing.sql(clause), (*clause.values, page.limit + 1)):
+        if len(items) == page.limit or size >= PAGE_BYTES:
+            next = encode_cursor(listing.name, place_of_record(items[-1]))
+            return Page(items=tuple(items), next=next)
+        items.append(make(found))
+        size += sum(bytes_of(value) for value in found)
+    return Page(items=tuple(items), next=None)
 
 
-def place_of_record(record: R) -> Place:
-    """A revision occurs once in a table, so it needs no tie-break."""
-    return Place(record.revision, record.revision)
+def bytes_of(value: Value) -> int:
+    """How much a value weighs in a page."""
+    match value:
+        case str():
+            return len(value.encode())
+        case bytes():
+            return len(value)
+    return 0
 
 
-def count_records(connection: Connection, row: int, kind: type[R], where: EventFilter | None) -> int:
-    clause = record_clause(row, kind, where)
+def count_records(connection: Connection, row: int, kind: type[R], where: RecordFilter | None) -> int:
+    clause = record_clause(row, kind, where, CONTAINS)
     sql = f"SELECT count(*) FROM {APPENDED[kind].name} AS c WHERE {clause.sql}"
     count: int = connection.execute(sql, clause.values).fetchone()[0]
     return count
 
 
-def record_clause(row: int, kind: type[R], where: EventFilter | None) -> Clause:
-    clause = Clause().and_("c.instance = ?", row)
-    if where is None:
-        return clause
-    if kind is not EventRecord:
-        raise ValidationError("where", "is for events only")
-    if where.type is not None:
-        clause = clause.and_("c.type = ?", where.type)
-    if where.subtype is not None:
-        clause = clause.and_("c.subtype = ?", where.subtype)
-    return in_range(clause, "c.created_us", where.created_from_us, where.created_before_us)
+# ---------------------------------------------------------------- the store as a whole
+
+
+def counts(connection: Connection, tenant_id: str | None) -> dict[Status, int]:
+    clause = instance_clause(InstanceFilter(tenant_id=tenant_id), frozenset())
+    sql = f"SELECT status, count(*) FROM instances WHERE {clause.sql} GROUP BY status"
+    found = connection.execute(sql, clause.values)
+    shown: list[Any] = [(known_or_stand_in(Status, status), count) for status, count in found]
+    return dict(shown)
+
+
+def unexplained(connection: Connection, after_row: int, limit: int) -> list[InstanceRecord]:
+    sql = (
+        f"{select_sql(INSTANCES)} INDEXED BY instances_unexplained"
+        f" WHERE {UNEXPLAINED} AND row > ? ORDER BY row LIMIT ?"
+    )
+    return [INSTANCES.listed(found) for found in connection.execute(sql, (after_row, limit))]
+
+
+def terminal(
+    connection: Connection,
+    status: Status,
+    before_us: int,
+    tenant_id: str | None,
+    after: tuple[int, int] | None,
+    limit: int,
+) -> list[Finished]:
+    where = InstanceFilter(tenant_id=tenant_id, finished_before_us=before_us)
+    clause = instance_clause(where, frozenset({status}))
+    clause = clause.and_("(finished_us, row) > (?, ?)", *(after or (FIRST, FIRST)))
+    index = "instances_by_finish" if tenant_id is None else "instances_by_tenant_finish"
+    sql = (
+        f"SELECT tenant_id, instance_id, row, finished_us FROM instances INDEXED BY {index}"
+        f" WHERE {clause.sql} ORDER BY finished_us, row LIMIT ?"
+    )
+    return [finished(*found) for found in connection.execute(sql, (*clause.values, limit))]
+
+
+def finished(tenant_id: str, instance_id: str, row: int, finished_us: int) -> Finished:
+    return Finished(tenant_id=tenant_id, instance_id=instance_id, row=row, finished_us=finished_us)
+
+
+def rows_by_table(connection: Connection) -> dict[str, int]:
+    """Counted by the smallest index of each table, so no large value is passed."""
+    return {
+        table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        for table in (INSTANCES.name, *HISTORY)
+    }
+
+
+def oldest_finished(connection: Connection) -> int | None:
+    """When the first of all that have ended did."""
+    sql = "SELECT min(finished_us) FROM instances WHERE status = ? AND finished_us IS NOT NULL"
+    found = [connection.execute(sql, (status,)).fetchone()[0] for status in TERMINAL]
+    return min((instant for instant in found if instant is not None), default=None)
+
+
+def note(connection: Connection, name: str) -> str | None:
+    found = connection.execute("SELECT text FROM notes WHERE name = ?", (name,)).fetchone()
+    text: str | None = None if found is None else found[0]
+    return text
+
+
+def notes(connection: Connection, prefix: str) -> dict[str, str]:
+    clause = with_prefix(Clause(), "name", prefix)
+    sql = f"SELECT name, text FROM notes WHERE {clause.sql} ORDER BY name"
+    return dict(connection.execute(sql, clause.values).fetchall())
 
 
 def marker(connection: Connection) -> int:

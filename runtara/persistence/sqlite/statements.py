@@ -16,7 +16,7 @@ from functools import cache
 from itertools import chain
 from typing import Final
 
-from runtara.persistence.sqlite.rows import Row
+from runtara.persistence.rows import Row
 
 SqlOf = Callable[[int], str]
 """A statement that exists in several sizes: rows -> SQL."""

@@ -1,7 +1,8 @@
-"""One write transaction, from BEGIN IMMEDIATE to COMMIT, and what its errors mean."""
+"""Transactions: one that writes, with what its errors mean, and one that reads."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from runtara.errors import StoreFailed
@@ -42,3 +43,14 @@ def roll_back(connection: sqlite3.Connection, location: str) -> None:
         connection.execute("ROLLBACK")
     except sqlite3.Error as error:
         raise StoreFailed(f"{location}: a transaction could not be rolled back ({error})") from error
+
+
+@contextmanager
+def one_moment(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is read inside, from the first question on, is as it was at one moment."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("COMMIT")

@@ -5,7 +5,7 @@ How a batch is written:
 1. The guards of all chains are read with one statement; chains that do not stand are left out (W3, W4).
 2. The operations of the others are grouped by statement. Of several records of one instance the last
    wins (W8), and so it does of several changes of one row.
-3. New instances first, for the others refer to them; then what is appended; then what moves.
+3. New instances first; then what is appended; then what moves.
 4. The update of an instance carries its guard again, in its WHERE, and every update counts the rows it
    changed: one that finds nothing is refused, never silent.
 """
@@ -20,7 +20,8 @@ from typing import Any, Final
 import attrs
 
 from runtara.errors import StoreRefused
-from runtara.persistence.sqlite.rows import (
+from runtara.persistence.chains import Heads, guards_that_fail, heads_of, require_created
+from runtara.persistence.rows import (
     APPENDED,
     CHANGES,
     COMPENSATION_COLUMNS,
@@ -45,6 +46,9 @@ from runtara.records import CheckpointRecord, InstanceRecord, Op, PayloadKind, P
 
 Rows = defaultdict[SqlOf, list[Row]]
 
+SET_NOTE: Final = "INSERT INTO notes VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET text = excluded.text"
+REMOVE_NOTE: Final = "DELETE FROM notes WHERE name = ?"
+
 GUARDS: Final = """
     SELECT row, epoch, revision FROM instances WHERE row IN (SELECT value FROM json_each(?))
 """
@@ -68,27 +72,17 @@ APPENDS: Final = {
 }
 
 
-def guards_that_fail(connection: sqlite3.Connection, batch: Sequence[Unit]) -> frozenset[int]:
+def left_out(connection: sqlite3.Connection, heads: Heads) -> frozenset[int]:
     """The rows whose chains do not continue what is stored."""
-    heads: dict[int, Unit] = {}
-    for unit in batch:
-        heads.setdefault(unit.row, unit)
     found = connection.execute(GUARDS, (json.dumps(list(heads)),))
-    stored: dict[int, tuple[int, int]] = {row: (epoch, revision) for row, epoch, revision in found}
-    return frozenset(row for row, unit in heads.items() if not stands(unit, stored.get(row)))
-
-
-def stands(unit: Unit, stored: tuple[int, int] | None) -> bool:
-    """Whether the first unit of a chain continues the stored row."""
-    return stored is None if unit.base == 0 else stored == (unit.epoch, unit.base)
+    return guards_that_fail(heads, {row: (epoch, revision) for row, epoch, revision in found})
 
 
 @attrs.define
 class Work:
     """What a batch writes, grouped by statement."""
 
-    heads: dict[int, Unit] = attrs.Factory(dict)
-    """The first unit of each chain, which holds its guard."""
+    heads: Heads
     instances: dict[int, InstanceRecord] = attrs.Factory(dict)
     many: Rows = attrs.Factory(lambda: defaultdict(list))
     single: Rows = attrs.Factory(lambda: defaultdict(list))
@@ -97,7 +91,6 @@ class Work:
     changes: defaultdict[type, dict[Row, Row]] = attrs.Factory(lambda: defaultdict(dict))
 
     def add(self, unit: Unit) -> None:
-        self.heads.setdefault(unit.row, unit)
         rows = self.single if unit.size > LARGE_BYTES else self.many
         for op in unit.ops:
             append = APPENDS.get(type(op))
@@ -133,18 +126,20 @@ class Work:
 
 def write(connection: sqlite3.Connection, batch: Sequence[Unit]) -> frozenset[int]:
     """Write the chains that stand; returns the rows of the others. The caller commits."""
-    left_out = guards_that_fail(connection, batch)
-    work = Work()
+    heads = heads_of(batch)
+    failed = left_out(connection, heads)
+    work = Work({row: head for row, head in heads.items() if row not in failed})
     for unit in batch:
-        if unit.row not in left_out:
+        if unit.row not in failed:
             work.add(unit)
+    require_created(work.heads, work.instances)
     run_rows(connection, INSERT_INSTANCES, work.created())
     append_rows(connection, work)
     put_payloads(connection, work)
     for kind, rows in work.changes.items():
         change_rows(connection, CHANGES[kind], rows)
     move_instances(connection, work.moved())
-    return left_out
+    return failed
 
 
 def append_rows(connection: sqlite3.Connection, work: Work) -> None:
@@ -181,3 +176,10 @@ def require_all(table: str, changed: int, wanted: int) -> None:
 def appended_rows(batch: Iterable[Unit]) -> int:
     """How many operations a batch holds, as a measure of the pages it may write."""
     return sum(len(unit.ops) for unit in batch)
+
+
+def set_note(connection: sqlite3.Connection, name: str, text: str | None) -> None:
+    if text is None:
+        connection.execute(REMOVE_NOTE, (name,))
+    else:
+        connection.execute(SET_NOTE, (name, text))

@@ -14,6 +14,16 @@ CREATE TABLE meta (
 
 INSERT INTO meta (one, version, next_number) VALUES (1, 0, 1);
 
+CREATE TABLE notes (
+    name text COLLATE "C" PRIMARY KEY,
+    text text COLLATE "C" NOT NULL
+);
+
+-- Instances that were purged and whose history is not yet swept.
+CREATE TABLE purged (
+    "row" bigint PRIMARY KEY
+);
+
 -- Who may write. Room in the page keeps its updates, one per batch, out of the index.
 CREATE TABLE runtimes (
     slot smallint PRIMARY KEY CHECK (slot = 1),
@@ -61,17 +71,28 @@ CREATE TABLE instances (
     definition_version text COLLATE "C",
     checkpoint_id text COLLATE "C",
     compensation_reason text COLLATE "C",
-    UNIQUE (tenant_id, instance_id)
+    -- What stands for the tenant in indexes: both ids together may be longer than an index takes.
+    tenant_digest bytea NOT NULL
+        GENERATED ALWAYS AS (sha256(decode(replace(tenant_id, E'\\', E'\\\\'), 'escape'))) STORED,
+    UNIQUE (tenant_digest, instance_id)
 ) WITH (fillfactor = 80);
 
 CREATE INDEX instances_by_creation ON instances (created_us, "row");
-CREATE INDEX instances_by_tenant ON instances (tenant_id, created_us, "row");
-CREATE INDEX instances_by_status ON instances (tenant_id, status, created_us, "row");
-CREATE INDEX instances_by_finish ON instances (finished_us, "row") WHERE finished_us IS NOT NULL;
-CREATE INDEX instances_by_tenant_finish ON instances (tenant_id, finished_us, "row")
+CREATE INDEX instances_by_status ON instances (status, created_us, "row");
+CREATE INDEX instances_by_finish ON instances (status, finished_us, "row") WHERE finished_us IS NOT NULL;
+CREATE INDEX instances_by_tenant ON instances (tenant_digest, created_us, "row");
+CREATE INDEX instances_by_tenant_status ON instances (tenant_digest, status, created_us, "row");
+CREATE INDEX instances_by_tenant_finish ON instances (tenant_digest, status, finished_us, "row")
     WHERE finished_us IS NOT NULL;
+CREATE INDEX instances_by_workflow ON instances (tenant_digest, workflow, status, created_us, "row")
+    WHERE workflow IS NOT NULL;
+CREATE INDEX instances_awaiting ON instances (tenant_digest, created_us, "row")
+    WHERE awaits_client_us IS NOT NULL;
 CREATE INDEX instances_due ON instances (due_us, "row") WHERE due_us IS NOT NULL;
 CREATE INDEX instances_running ON instances ("row", epoch) WHERE status = 2;
+-- Those that neither time nor their client moves: they wait for a signal, or are stuck.
+CREATE INDEX instances_unexplained ON instances ("row")
+    WHERE status IN (1, 3) AND sleep_until_us IS NULL AND awaits_client_us IS NULL;
 
 CREATE TABLE checkpoints (
     instance bigint NOT NULL,
@@ -119,9 +140,29 @@ CREATE TABLE events (
     applied smallint NOT NULL,
     subtype text COLLATE "C",
     checkpoint_id text COLLATE "C",
+    scope_id text COLLATE "C",
+    parent_scope_id text COLLATE "C",
     payload bytea,
     PRIMARY KEY (instance, revision)
 );
+
+-- The inputs, outputs and errors of a step stay in its two events: revision and end_revision are theirs.
+CREATE TABLE steps (
+    instance bigint NOT NULL,
+    revision bigint NOT NULL,
+    end_revision bigint,
+    started_us bigint NOT NULL,
+    finished_us bigint,
+    status smallint NOT NULL,
+    step_id text COLLATE "C" NOT NULL,
+    step_name text COLLATE "C",
+    step_type text COLLATE "C",
+    scope_id text COLLATE "C",
+    parent_scope_id text COLLATE "C",
+    PRIMARY KEY (instance, revision)
+) WITH (fillfactor = 90);
+
+CREATE INDEX steps_running ON steps (instance, revision) WHERE status = 0;
 
 CREATE TABLE signals (
     instance bigint NOT NULL,

@@ -9,6 +9,19 @@ CREATE TABLE meta (
 
 INSERT INTO meta (one, next_number, last_batch) VALUES (1, 1, 0);
 
+CREATE TABLE notes (
+    name TEXT PRIMARY KEY,
+    text TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Instances that were purged and whose history is not yet swept.
+CREATE TABLE purged (
+    row INTEGER PRIMARY KEY
+) STRICT;
+
+-- No table of history refers to instances with a foreign key: that would cost a look-up for every row that is
+-- written. The guard of each batch has read the instance in the same transaction.
+
 -- row, tenant_id, instance_id and created_us never change once they are written.
 CREATE TABLE instances (
     row INTEGER PRIMARY KEY,
@@ -41,21 +54,33 @@ CREATE TABLE instances (
     due_us INTEGER AS (
         CASE WHEN status < 4
         THEN min(ifnull(sleep_until_us, deadline_us), ifnull(deadline_us, sleep_until_us)) END
-    ) VIRTUAL,
-    UNIQUE (tenant_id, instance_id)
+    ) VIRTUAL
 ) STRICT;
 
+CREATE UNIQUE INDEX instances_by_id ON instances (tenant_id, instance_id);
+-- How lists go by these indexes stands in runtara/persistence/sqlite/indexes.py. Instances are made in the order
+-- of their rows, but end in any order: so the indexes by finish hold what a walk may look for, and it does not
+-- jump to and fro in the table.
 CREATE INDEX instances_by_creation ON instances (created_us);
+CREATE INDEX instances_by_status ON instances (status, created_us);
+CREATE INDEX instances_by_finish ON instances (status, finished_us, row, workflow, created_us)
+    WHERE finished_us IS NOT NULL;
 CREATE INDEX instances_by_tenant ON instances (tenant_id, created_us);
-CREATE INDEX instances_by_status ON instances (tenant_id, status, created_us);
-CREATE INDEX instances_by_finish ON instances (finished_us) WHERE finished_us IS NOT NULL;
-CREATE INDEX instances_by_tenant_finish ON instances (tenant_id, finished_us) WHERE finished_us IS NOT NULL;
+CREATE INDEX instances_by_tenant_status ON instances (tenant_id, status, created_us);
+CREATE INDEX instances_by_tenant_finish ON instances (tenant_id, status, finished_us, row, workflow, created_us)
+    WHERE finished_us IS NOT NULL;
+CREATE INDEX instances_by_workflow ON instances (tenant_id, workflow, status, created_us)
+    WHERE workflow IS NOT NULL;
+CREATE INDEX instances_awaiting ON instances (tenant_id, awaits_client_us) WHERE awaits_client_us IS NOT NULL;
 CREATE INDEX instances_due ON instances (due_us) WHERE due_us IS NOT NULL;
 CREATE INDEX instances_running ON instances (row, epoch) WHERE status = 2;
+-- Those that neither time nor their client moves: they wait for a signal, or are stuck.
+CREATE INDEX instances_unexplained ON instances (row)
+    WHERE status IN (1, 3) AND sleep_until_us IS NULL AND awaits_client_us IS NULL;
 
 CREATE TABLE checkpoints (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     created_us INTEGER NOT NULL,
     checkpoint_id TEXT NOT NULL,
@@ -66,7 +91,7 @@ CREATE TABLE checkpoints (
 
 CREATE TABLE compensations (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     checkpoint_id TEXT NOT NULL,
     step_id TEXT NOT NULL,
@@ -79,7 +104,7 @@ CREATE TABLE compensations (
 
 CREATE TABLE waits (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     wait_id TEXT NOT NULL,
     kind INTEGER NOT NULL,
@@ -96,20 +121,41 @@ CREATE INDEX waits_open ON waits (instance, revision) WHERE outcome IS NULL;
 
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     type INTEGER NOT NULL,
     applied INTEGER NOT NULL,
     created_us INTEGER NOT NULL,
     subtype TEXT,
     checkpoint_id TEXT,
+    scope_id TEXT,
+    parent_scope_id TEXT,
     payload BLOB,
     UNIQUE (instance, revision)
 ) STRICT;
 
+-- The inputs, outputs and errors of a step stay in its two events: revision and end_revision are theirs.
+CREATE TABLE steps (
+    id INTEGER PRIMARY KEY,
+    instance INTEGER NOT NULL,
+    revision INTEGER NOT NULL,
+    end_revision INTEGER,
+    status INTEGER NOT NULL,
+    started_us INTEGER NOT NULL,
+    finished_us INTEGER,
+    step_id TEXT NOT NULL,
+    step_name TEXT,
+    step_type TEXT,
+    scope_id TEXT,
+    parent_scope_id TEXT,
+    UNIQUE (instance, revision)
+) STRICT;
+
+CREATE INDEX steps_running ON steps (instance, revision) WHERE status = 0;
+
 CREATE TABLE signals (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     type INTEGER NOT NULL,
     key TEXT,
@@ -125,7 +171,7 @@ CREATE INDEX signals_pending ON signals (instance, revision) WHERE acknowledged_
 
 CREATE TABLE retry_attempts (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     checkpoint_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,
@@ -142,7 +188,7 @@ CREATE TABLE retry_attempts (
 
 CREATE TABLE errors (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     checkpoint_id TEXT,
     step_id TEXT,
@@ -160,7 +206,7 @@ CREATE TABLE errors (
 
 CREATE TABLE compensation_attempts (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     checkpoint_id TEXT NOT NULL,
     step_id TEXT NOT NULL,
@@ -176,7 +222,7 @@ CREATE TABLE compensation_attempts (
 
 CREATE TABLE requests (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     request_id TEXT NOT NULL,
     digest BLOB NOT NULL,
@@ -187,7 +233,7 @@ CREATE TABLE requests (
 
 CREATE TABLE payloads (
     id INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL REFERENCES instances (row) ON DELETE CASCADE,
+    instance INTEGER NOT NULL,
     kind INTEGER NOT NULL,
     data BLOB NOT NULL,
     UNIQUE (instance, kind)

@@ -5,6 +5,8 @@ Rules:
 1. A column has the name of its field. Words are stored as their numbers, truth as 0 and 1.
 2. `Table.values` gives the columns of a record in the order of `Table.columns`, without its instance.
 3. A checkpoint's compensation is a row of another table; `CHECKPOINTS` reads it back beside its own.
+4. A number that is no known word is refused where something is decided by it, and shown as a `stand_in` in
+   lists: one bad row hides no others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 
 import attrs
 
+from runtara.errors import StoreCorrupt
 from runtara.records import (
     AcknowledgeSignal,
     CheckpointRecord,
@@ -23,6 +26,7 @@ from runtara.records import (
     ErrorRecord,
     EventRecord,
     FinishCompensationAttempt,
+    FinishStep,
     InstanceRecord,
     Named,
     PutPayload,
@@ -31,6 +35,7 @@ from runtara.records import (
     SetCompensation,
     SettleWait,
     SignalRecord,
+    StepRecord,
     WaitRecord,
 )
 
@@ -49,6 +54,24 @@ def decoder_of(hint: object) -> Decoder | None:
     return None
 
 
+def known(decode: Decoder, number: Any) -> object:
+    return decode(number)
+
+
+def known_or_stand_in(decode: Decoder, number: Any) -> Any:
+    try:
+        return decode(number)
+    except ValueError:
+        return stand_in(decode, number)
+
+
+def stand_in(kind: Any, number: int) -> Any:
+    """For a number that is no member of ``kind``: its word is ``?`` and the number."""
+    found = int.__new__(kind, number)
+    found._value_, found._name_ = number, f"?{number}"
+    return found
+
+
 @attrs.frozen(kw_only=True)
 class Table(Generic[A]):
     """One kind of record, and the table that holds it."""
@@ -61,11 +84,25 @@ class Table(Generic[A]):
     """For the columns that are not read back as they are: position and type."""
 
     def record(self, row: Sequence[Value]) -> A:
-        """The record of a row that holds `columns` in order."""
+        """The record of a row that holds `columns` in order.
+
+        Raises:
+            StoreCorrupt: A number in it is no known word.
+        """
+        try:
+            return self.decoded(row, known)
+        except ValueError as error:
+            raise StoreCorrupt(f"{self.name}: {error}") from error
+
+    def listed(self, row: Sequence[Value]) -> A:
+        """As `record`, for lists (rule 4)."""
+        return self.decoded(row, known_or_stand_in)
+
+    def decoded(self, row: Sequence[Value], read: Callable[[Decoder, Any], object]) -> A:
         found: list[object] = list(row)
         for position, decode in self.decoders:
             if found[position] is not None:
-                found[position] = decode(found[position])
+                found[position] = read(decode, found[position])
         return self.make(**dict(zip(self.columns, found, strict=True)))
 
 
@@ -93,6 +130,7 @@ CHECKPOINTS: Final = table("checkpoints", CheckpointRecord, without=frozenset({"
 COMPENSATIONS: Final = table("compensations", CompensationRecord)
 WAITS: Final = table("waits", WaitRecord)
 EVENTS: Final = table("events", EventRecord)
+STEPS: Final = table("steps", StepRecord, without=frozenset({"start_payload", "end_payload"}))
 SIGNALS: Final = table("signals", SignalRecord)
 RETRY_ATTEMPTS: Final = table("retry_attempts", RetryAttemptRecord)
 ERRORS: Final = table("errors", ErrorRecord)
@@ -103,6 +141,7 @@ APPENDED: Final[Mapping[type, Table[Any]]] = {
     CheckpointRecord: CHECKPOINTS,
     WaitRecord: WAITS,
     EventRecord: EVENTS,
+    StepRecord: STEPS,
     SignalRecord: SIGNALS,
     RetryAttemptRecord: RETRY_ATTEMPTS,
     ErrorRecord: ERRORS,
@@ -110,6 +149,22 @@ APPENDED: Final[Mapping[type, Table[Any]]] = {
     RequestRecord: REQUESTS,
 }
 """Every table whose rows carry a revision, by the class of its records."""
+
+HISTORY: Final = (*(table.name for table in APPENDED.values()), "compensations", "payloads")
+"""Every table whose rows belong to an instance."""
+
+LARGE: Final[Mapping[str, tuple[str, ...]]] = {
+    "checkpoints": ("state",),
+    "events": ("payload",),
+    "signals": ("payload",),
+    "retry_attempts": ("error",),
+    "errors": ("message", "attributes"),
+    "compensation_attempts": ("error_message",),
+    "requests": ("answer",),
+    "compensations": ("data",),
+    "payloads": ("data",),
+}
+"""The columns of a table that may hold large values."""
 
 COMPENSATION_COLUMNS: Final = ("revision", "checkpoint_id", "step_id", "order", "state", "attempts", "data")
 
@@ -138,6 +193,16 @@ def checkpoint_record(row: Sequence[Value]) -> CheckpointRecord:
         return record
     parts: dict[str, Any] = dict(zip(SPEC_COLUMNS, spec, strict=True))
     return attrs.evolve(record, compensation=CompensationSpec(**parts))
+
+
+PAYLOADS_OF_STEP: Final = ("start_payload", "end_payload")
+
+
+def step_record(row: Sequence[Value]) -> StepRecord:
+    """A step, from its own columns and then the payloads of the events that began and ended it."""
+    own, payloads = row[: len(STEPS.columns)], row[len(STEPS.columns) :]
+    parts: dict[str, Any] = dict(zip(PAYLOADS_OF_STEP, payloads, strict=True))
+    return attrs.evolve(STEPS.listed(own), **parts)
 
 
 # ---------------------------------------------------------------- changes
@@ -170,6 +235,13 @@ CHANGES: Final[Mapping[type, Change]] = {
         columns=("outcome", "settled_us"),
         key=several("wait_id"),
         values=several("outcome", "settled_us"),
+    ),
+    FinishStep: Change(
+        table="steps",
+        keys=("revision",),
+        columns=("status", "finished_us", "end_revision"),
+        key=several("start_revision"),
+        values=several("status", "finished_us", "end_revision"),
     ),
     AcknowledgeSignal: Change(
         table="signals",
