@@ -1,9 +1,8 @@
 """Acknowledged checkpoints per second on PostgreSQL, beside the raw limit of its driver.
 
-The server is the one of the tests, or that of ``RUNTARA_TEST_POSTGRES``. The raw side writes the same rows
-with the same statement over one connection of the same driver: BEGIN, the rows, COMMIT, in one trip per
-batch. Nobody checks a guard or a lease there, and nobody waits for an answer of his own.
-``synchronous_commit`` is on.
+The server is the one of the tests, or that of ``RUNTARA_TEST_POSTGRES``. The raw side runs the same
+statements for the same rows over one connection of the same driver: the lease, the guards, the rows, COMMIT.
+Nobody looks at the answers there, and nobody waits for one of his own. ``synchronous_commit`` is on.
 """
 
 import gc
@@ -18,10 +17,10 @@ from benchmarks.figures import Effort, Figure, figure, ratios
 from benchmarks.load import STATE, Load, names
 from benchmarks.raw import rows
 from runtara.persistence.postgres import open_postgres
-from runtara.persistence.postgres.driver import Connection
-from runtara.persistence.postgres.statements import BEGIN, COMMIT, append_to, identifier, settings
+from runtara.persistence.postgres.statements import BEGIN, COMMIT, append_to, statement
+from runtara.persistence.postgres.writes import GUARDS
 from runtara.records import CheckpointRecord
-from tests.postgres_server import administer, new_schema, server_url, url_of
+from tests.postgres_server import administer, new_schema, url_of
 
 BATCH = 100
 GOALS = {100: 0.4}
@@ -30,17 +29,21 @@ ANSWER_SECONDS = 30.0
 
 async def raw_rate(schema: str, instances: int, batch: int, seconds: float) -> float:
     """Rows per second."""
-    async with open_postgres(url_of(schema)):
-        pass  # makes the tables
-    connection = await Connection.connect(server_url().encode())
-    chosen = settings({"search_path": identifier(schema), "synchronous_commit": "on"})
-    append = append_to(CheckpointRecord)
-    written, begun = 0, time.perf_counter()
-    while (passed := time.perf_counter() - begun) < seconds:
-        statement = append.over([in_order(row) for row in rows(written, batch, instances, STATE)])
-        await connection.run([BEGIN, chosen, statement, COMMIT], ANSWER_SECONDS)
-        written += batch
-    connection.close()
+    async with open_postgres(url_of(schema)) as store:
+        writer = store.writer
+        assert writer.connection is not None
+        append = append_to(CheckpointRecord)
+        written = number = 0
+        begun = time.perf_counter()
+        while (passed := time.perf_counter() - begun) < seconds:
+            number += 1
+            found = rows(written, batch, instances, STATE)
+            insert = append.over([in_order(row) for row in found])
+            asked = statement(GUARDS, sorted({row[0] for row in found}))
+            begin = [BEGIN, writer.settings, writer.lease.renew(number), asked]
+            await writer.connection.run(begin, ANSWER_SECONDS)
+            await writer.connection.run([insert, COMMIT], ANSWER_SECONDS)
+            written += batch
     return written / passed
 
 

@@ -12,6 +12,7 @@ from runtara.questions import questions_of
 from runtara.records import Status
 from runtara.tenant import Runtime
 from runtara.tokens import REFUSED
+from runtara.transport.limits import StreamLimits
 from runtara.wire import JSON_PROTOCOL, MSGPACK_PROTOCOL, Hello, Renew, Resume, Welcome
 from tests.gateways import TEXT, Peer, Served, as_json, frame, head, quick, served, until
 from tests.test_gateway_hostile import body_of
@@ -158,17 +159,21 @@ async def suspended(found: Served, tenant: str, instance_id: str) -> None:
     raise AssertionError("it runs on")
 
 
-async def test_a_revoked_token_is_not_kept_waiting_by_a_peer_that_does_not_read() -> None:
-    async with served(quick(grace_seconds=60, close_seconds=0.2)) as found:
+async def test_a_revoked_token_is_not_kept_waiting_by_a_peer_that_reads_a_little_now_and_then() -> None:
+    async with served(quick(StreamLimits(send_seconds=60), close_seconds=0.2)) as found:
         made = await found.tokens.create(tenant_id="a", roles=frozenset({Role.WORKER}))
         peer = await found.welcomed(token=made.text)
         epoch = (await peer.ask("register", "i"))["body"]["epoch"]
         await peer.ask("checkpoint", "i", epoch=epoch, checkpoint_id="c", state="A" * 2**20)
         await peer.say(*[peer.call("get_checkpoint", "i", checkpoint_id="c") for _ in range(20)])
         await trio.testing.wait_all_tasks_blocked(0.01)
+        began = trio.current_time()
         await found.tokens.revoke(made.token.token_id)
         assert found.gateway.statistics().sessions == 0
-        await found.settled(sockets=0)
+        while found.gateway.statistics().sockets and trio.current_time() - began < 5:
+            await peer.stream.receive_some(1000)
+            await trio.sleep(0.02)
+        assert trio.current_time() - began < 1.0
 
 
 async def test_an_expired_token_ends_its_open_connections() -> None:

@@ -223,6 +223,34 @@ async def test_a_bad_frame_is_answered_with_its_close_code(data: bytes, code: in
         assert found.gateway.statistics().dropped == dropped + 1
 
 
+async def test_a_peer_that_was_refused_is_left_as_soon_as_it_has_heard_why() -> None:
+    async with attacked(quick(close_seconds=5)) as found:
+        peer = await found.welcomed()
+        await peer.send(frame(TEXT, masked=False) + b"x" * 100_000)
+        assert await peer.hear_close() == 1002
+        with trio.fail_after(1):
+            await peer.read_all()
+
+
+async def test_a_violation_lets_the_frame_that_is_being_sent_go_out_whole() -> None:
+    async with attacked(quick(StreamLimits(send_seconds=2))) as found:
+        peer = await found.welcomed()
+        epoch = (await peer.ask("register", "a"))["body"]["epoch"]
+        state = "A" * 2**20
+        await peer.ask("checkpoint", "a", epoch=epoch, checkpoint_id="c", state=state)
+        await peer.say(*[peer.call("get_checkpoint", "a", checkpoint_id="c") for _ in range(16)])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await peer.send(frame(TEXT, masked=False))
+        await trio.sleep(0.05)
+        first = await peer.envelope()
+        assert first["body"]["checkpoint"]["state"] == state
+        last = first
+        while last["t"] != "refused":
+            last = await peer.envelope()
+        assert await peer.hear_close() == 1002
+        await peer.leave()
+
+
 async def test_bad_frames_and_resets() -> None:
     async with attacked() as found:
         for _ in range(40):
@@ -439,7 +467,10 @@ async def test_garbage_ends_its_connection_and_no_other(
                 await peer.send(frame(opcode, data))
                 refused = await peer.envelope()
                 assert refused["t"] == "refused", data
-                assert await peer.hear_close() in (1008, 1009), data
+                assert peer.envelopes == []
+                last = await peer.hear()
+                assert last is not None
+                assert last.code in (1008, 1009), data
                 await peer.leave()
 
 

@@ -10,6 +10,7 @@ import trio.testing
 
 from runtara.records import Reason, Status
 from runtara.transport.limits import ConnectionLimits, GatewayLimits, StreamLimits
+from runtara.wire import Call
 from tests.gateways import (
     BINARY,
     PING,
@@ -325,6 +326,44 @@ async def test_calls_wait_for_room_in_order_and_the_reader_reads_on() -> None:
         await peer.close()
 
 
+async def test_a_call_that_arrived_is_not_lost_to_a_cancellation() -> None:
+    async with served(quick(waiting_seconds=5.0)) as found:
+        peer = await found.welcomed()
+        free = await fill_budget(found)
+        [connection] = found.gateway.connections.values()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await connection.handle(Call(id=1, op="status", instance="a"))
+        assert [waiting.call.id for waiting in connection.line] == [1]
+        found.runtime.system.budget.release(free)
+        assert (await peer.answer(1))["body"] is not None
+
+
+class Held(Slow):
+    """A backend in which the request of one id has to wait, and no other one."""
+
+    async def submit(self, key: Any, message: Any, sink: Any, done: Any) -> None:
+        if getattr(message, "checkpoint_id", None) == "held":
+            await self.go.wait()
+        await self.known.submit(key, message, sink, done)
+
+
+async def test_no_call_overtakes_one_that_waits() -> None:
+    async with attacked(quick(waiting_seconds=5.0)) as found:
+        held = Held(found.gateway.backend)
+        found.gateway.backend = held
+        peer = await found.welcomed()
+        await peer.say(
+            peer.call("get_checkpoint", "a", checkpoint_id="held"),
+            peer.call("get_checkpoint", "a", checkpoint_id="free"),
+        )
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert peer.envelopes == []
+        held.go.set()
+        assert [(await peer.envelope())["id"] for _ in range(2)] == [1, 2]
+        await peer.close()
+
+
 async def test_calls_that_wait_too_long_are_refused_all_together() -> None:
     async with attacked(quick(waiting_seconds=0.1)) as found:
         peer = await found.welcomed()
@@ -380,6 +419,7 @@ async def test_answers_that_are_not_confirmed() -> None:
         assert (refusal["code"], refusal["retryable"]) == ("overloaded", True)
         assert "to confirm" in refusal["message"]
         await peer.say({"t": "received", "seq": large[-1]["seq"]})
+        await until(lambda: found.gateway.kept_bytes < KIBIBYTE)
         again = await peer.ask("get_checkpoint", "a", checkpoint_id="c")
         assert again["body"]["checkpoint"]["state"] == STATE
         assert found.gateway.kept_bytes < 50 * KIBIBYTE

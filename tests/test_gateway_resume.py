@@ -6,7 +6,9 @@ import pytest
 import trio
 import trio.testing
 
+from runtara.messages import StartInstance
 from runtara.records import Reason, Status
+from runtara.wire import Codec, Hello
 from tests.gateways import TEXT, Peer, Served, attacked, closing, frame, quick, served, until
 
 LONG = quick(grace_seconds=60)
@@ -76,7 +78,7 @@ async def test_answers_of_calls_that_wait_reach_the_next_socket() -> None:
         assert (await peer.answer(2))["body"]["outcome"] == "received"
 
 
-@pytest.mark.parametrize("end", ["reset", "close", "bad frame", "close frame"])
+@pytest.mark.parametrize("end", ["reset", "close", "bad frame", "close frame", "close frame, 1002"])
 async def test_however_a_socket_is_lost_its_connection_waits(end: str) -> None:
     async with served(LONG) as found:
         peer, resume = await opened(found)
@@ -90,7 +92,7 @@ async def test_however_a_socket_is_lost_its_connection_waits(end: str) -> None:
                 await peer.send(frame(TEXT, masked=False))
                 await peer.read_all()
             case _:
-                await peer.send(closing(1001))
+                await peer.send(closing(1002 if "1002" in end else 1001))
                 await peer.read_all()
         await found.settled()
         peer, welcome = await back(found, resume)
@@ -166,6 +168,29 @@ async def test_what_an_overtaken_socket_says_does_not_count(late: bytes) -> None
         await found.settled(sockets=1)
 
 
+async def test_an_overtaken_socket_that_was_about_to_write_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(LONG) as found:
+        peer, resume = await opened(found)
+        await peer.ask("register", "a")
+        [connection] = found.gateway.connections.values()
+        greet = found.gateway.greet
+
+        def greet_in_a_rush(hello: Hello, codec: Codec) -> Any:
+            connection.push("signal", "a", 1, {"now": True})  # wakes the old socket, which has not run when
+            return greet(hello, codec)  # the new one takes over
+
+        monkeypatch.setattr(found.gateway, "greet", greet_in_a_rush)
+        for seen in range(1, 15):  # who runs first is a matter of chance
+            old = peer
+            peer, welcome = await back(found, resume, seen)
+            assert welcome["resumed"] is True
+            assert (await peer.envelope())["body"] == {"now": True}
+            assert await old.hear_close() == 4409
+            await old.leave()
+
+
 async def test_sockets_that_overtake_one_another_lose_and_double_nothing() -> None:
     async with served(LONG) as found:
         peer, resume = await opened(found)
@@ -228,15 +253,16 @@ async def test_a_client_that_flaps_leaves_no_tasks_behind() -> None:
     async with served(LONG) as found:
         peer, resume = await opened(found)
         await peer.ask("register", "a")
-        await peer.close()
-        await found.settled()
-        before = trio.lowlevel.current_statistics().tasks_living
+        nursery = found.gateway.nursery
+        assert nursery is not None
         for _ in range(50):
             peer, welcome = await back(found, resume)
             assert welcome["resumed"] is True
             await peer.close()
         await found.settled()
-        await until(lambda: trio.lowlevel.current_statistics().tasks_living <= before)
+        await until(
+            lambda: len(nursery.child_tasks) == 3
+        )  # to accept, and to look at the lost and the tokens
         assert len(found.gateway.lost) == 1
 
 
@@ -277,6 +303,20 @@ async def test_a_connection_that_is_over_keeps_nothing_for_calls_that_wait_for_l
         assert found.gateway.kept_bytes == 0
 
 
+async def test_a_session_whose_beginning_was_too_much_for_its_connection_does_not_stay() -> None:
+    async with served(quick(buffer_bytes=50_000)) as found:
+        start = StartInstance(workflow="w", input=b"x" * 60_000)
+        await found.runtime.system.request(("default", "a"), start)
+        peer = await found.welcomed()
+        await peer.ask("status", "b")
+        await peer.say(peer.call("register", "a"))
+        assert await peer.hear_close() == 1013
+        await peer.leave()
+        await until(lambda: found.runtime.system.directory.sessions() == [])
+        view = await found.runtime.status("a")
+        assert (view.connected, view.record.attempt) == (False, 2)
+
+
 # ---------------------------------------------------------------- the end of the gateway
 
 
@@ -309,6 +349,26 @@ async def test_a_drain_says_everything_before_it_closes() -> None:
         assert (statistics.sockets, statistics.connections, statistics.dropped) == (0, 0, 0)
         for instance in ("a", "b"):
             assert (await suspended(found, instance)).record.attempt == 1
+
+
+async def test_what_was_said_in_the_last_moment_of_a_drain_is_sent() -> None:
+    async with served(LONG) as found:
+        peer = await found.welcomed()
+        [connection] = found.gateway.connections.values()
+        heard: list[Any] = []
+
+        async def listen() -> None:
+            while (envelope := await peer.envelope()) is not None:
+                heard.append(envelope)
+            await peer.leave()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            for number in range(100):
+                connection.push("signal", "a", 1, {"number": number})
+            await found.gateway.finish_drain()
+        assert [envelope["body"]["number"] for envelope in heard[:100]] == list(range(100))
+        assert [envelope["t"] for envelope in heard[100:]] == ["refused"]
 
 
 async def test_a_drain_does_not_wait_for_peers_that_do_not_read() -> None:

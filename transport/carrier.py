@@ -238,6 +238,10 @@ class Carrier:
     def carries(self, connection: Connection) -> bool:
         return self.post.carried.get(connection) is self
 
+    def finish(self) -> None:
+        """The connection is over: what is being sent goes out whole, if that is soon."""
+        self.carrying.deadline = trio.current_time() + self.limits.close_seconds
+
     async def carry(self, socket: WebSocketConnection, connection: Connection) -> Farewell:
         """Read, write and ping until the socket or the connection ends."""
         before = self.post.carried.get(connection)
@@ -251,7 +255,7 @@ class Carrier:
                     nursery.start_soon(self.keep_alive, socket, nursery.cancel_scope)
                     await self.read(socket, connection)
                     if connection.over:
-                        await self.written.wait()  # what is being sent goes out whole
+                        await self.written.wait()
                     nursery.cancel_scope.cancel()
         finally:
             overtaken = not self.carries(connection)

@@ -288,6 +288,9 @@ class Gateway:
         """Forget a connection, and its sessions with it."""
         connection.end(crashed)
         self.lost.pop(connection, None)
+        carrier = self.carried.get(connection)
+        if carrier is not None:
+            carrier.finish()
         if self.connections.pop(connection.id, None) is not None:
             tenant = connection.identity.tenant_id
             self.per_tenant[tenant] -= 1

@@ -23,6 +23,7 @@ from runtara.testing import (
     conformance_asking,
     conformance_deleting,
     conformance_operating,
+    conformance_payloads,
     conformance_reading,
     conformance_records,
     conformance_writing,
@@ -36,6 +37,7 @@ SENTENCES: Final[tuple[Sentence, ...]] = (
     *conformance_reading.SENTENCES,
     *conformance_asking.SENTENCES,
     *conformance_records.SENTENCES,
+    *conformance_payloads.SENTENCES,
     *conformance_operating.SENTENCES,
     *conformance_deleting.SENTENCES,
 )
