@@ -78,6 +78,16 @@ async def test_errors_are_the_same_exceptions_with_the_same_fields() -> None:
         assert (await inst.checkpoint("next", b"x")).found is False
 
 
+@pytest.mark.parametrize("protocol", ["runtara.v1.msgpack", "runtara.v1.json"])
+async def test_a_call_that_no_frame_can_hold_is_refused_and_costs_nothing(protocol: str) -> None:
+    async with server() as found, client(found, protocol=protocol) as rt, rt.register("a") as inst:
+        for mebibytes in (7, 9, 20):
+            with pytest.raises(runtara.PayloadTooLarge):
+                await inst.checkpoint("large", bytes(mebibytes * 1024 * 1024))
+        assert (await inst.checkpoint("next", b"x")).found is False
+        assert found.gateway.statistics().dropped == 0
+
+
 async def test_a_cancelled_call_leaves_the_connection_usable() -> None:
     async with server() as found, client(found) as rt, rt.register("a") as inst:
         for _ in range(3):

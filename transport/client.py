@@ -29,6 +29,7 @@ from trio_websocket import (
 )
 
 from runtara.errors import (
+    PayloadTooLarge,
     PeerError,
     RuntaraError,
     RuntimeClosed,
@@ -60,6 +61,7 @@ from runtara.transport.session import (
     Restarted,
     Violation,
 )
+from runtara.validation import size_of
 from runtara.wire import (
     MSGPACK,
     Answer,
@@ -86,6 +88,8 @@ SOCKET_ERRORS: Final = (
 )
 """What a lost or refused socket raises."""
 ATTACH: Final = NAME_OF[Attach]
+ENVELOPE_BYTES: Final = 4096
+"""Of a call around its body: more than any has."""
 QUEUE: Final = 64
 READ_BYTES: Final = 64 * 1024
 CLIENT: Final = "runtara-python/1"
@@ -507,7 +511,22 @@ class Client:
     def send(self, instance_id: str | None, message: Request, sink: Sink | None) -> Waiter:
         """Queue a request; the answer comes to the waiter."""
         name = NAME_OF[type(message)]
-        return self.call(name, instance_id, self.codec.pack(message), OPERATIONS[name].reply, sink)
+        body = self.codec.pack(message)
+        self.check_size(body, size_of(message))
+        return self.call(name, instance_id, body, OPERATIONS[name].reply, sink)
+
+    def check_size(self, body: Map, roughly: int) -> None:
+        """A frame that the server does not take would cost the socket, again and again.
+
+        Raises:
+            PayloadTooLarge: The call is over the server's ``message_bytes``.
+        """
+        limit = None if self.welcome is None else self.welcome.message_bytes
+        if limit is None or roughly < limit // 2:
+            return
+        size = len(self.codec.dump(body)) + ENVELOPE_BYTES
+        if size > limit:
+            raise PayloadTooLarge("message", size, limit)
 
     def call(
         self, op: str, instance_id: str | None, body: Map, hint: Any, sink: Sink | None = None
