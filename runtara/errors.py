@@ -12,7 +12,7 @@ Rules:
 `ERROR_CODES` is the table of all of them; ``docs/errors.md`` is generated from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import attrs
@@ -311,10 +311,11 @@ class Forbidden(CallerError):
     meaning = "The token's roles do not allow this; details.operation names it."
     http_status = 403
 
-    def __init__(self, operation: str, roles: str) -> None:
+    def __init__(self, operation: str, roles: Iterable[str]) -> None:
+        words = ", ".join(roles)
         super().__init__(
-            f"{operation}: not allowed to {roles or 'nobody'}",
-            details={"operation": operation, "roles": roles},
+            f"{operation}: not allowed to {words or 'nobody'}",
+            details={"operation": operation, "roles": words},
         )
 
 

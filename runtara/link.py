@@ -64,3 +64,7 @@ class Identity:
     roles: frozenset[Role]
     token_id: str | None
     """None where no token is asked for."""
+
+    def same_rights(self, other: "Identity") -> bool:
+        """Whether ``other`` may take the place of this one on a connection, whatever its token."""
+        return (self.tenant_id, self.roles) == (other.tenant_id, other.roles)

@@ -4,6 +4,7 @@ The names, requests and replies are those of `runtara.messages`; ``docs/protocol
 keeps the two in step.
 """
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
 
@@ -23,6 +24,11 @@ class Role(Enum):
     """See everything of the tenant, signal, end and purge instances."""
     ADMIN = "admin"
     """Everything, for every tenant, and the tokens."""
+
+
+def role_words(roles: Iterable[Role]) -> tuple[str, ...]:
+    """Roles as they are written: in one order."""
+    return tuple(sorted(role.value for role in roles))
 
 
 HOLDERS: Final = frozenset({Role.INSTANCE, Role.WORKER, Role.ADMIN})
@@ -63,3 +69,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
 """Those that an instance's actor answers."""
 
 NAME_OF: Final = {operation.request: name for name, operation in OPERATIONS.items()}
+
+PUSH_KINDS: Final[dict[type[m.Push], str]] = {
+    m.SignalPush: "signal",
+    m.WakePush: "wake",
+    m.SupersededPush: "superseded",
+    m.ClosedPush: "closed",
+}
+"""The pushes of a session, by the word that they travel under."""

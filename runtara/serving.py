@@ -11,7 +11,7 @@ from runtara.errors import Forbidden, RuntaraError, StoreError, ValidationError
 from runtara.ids import check_instance_id, check_tenant_id
 from runtara.link import Done, Identity, Sink, Watcher
 from runtara.messages import Reply, Request, SessionLost
-from runtara.operations import Role
+from runtara.operations import Role, role_words
 from runtara.questions import questions_of
 from runtara.randomness import Randomness
 from runtara.tenant import Runtime, local_runtime
@@ -40,7 +40,7 @@ class ServedRuntime:
             return Identity(tenant_id=tenant or OPEN_TENANT, roles=frozenset(Role), token_id=None)
         found = self.tokens.authenticate(token)
         if tenant is not None and tenant != found.tenant_id and Role.ADMIN not in found.roles:
-            raise Forbidden("tenant", ", ".join(sorted(role.value for role in found.roles)))
+            raise Forbidden("tenant", role_words(found.roles))
         return Identity(tenant_id=tenant or found.tenant_id, roles=found.roles, token_id=found.token_id)
 
     def lasting(self, identity: Identity) -> bool:
@@ -85,7 +85,7 @@ class ServedRuntime:
         if found is None:
             raise ValidationError("op", f"there is no operation {call.op[:64]!r}")
         if not found.roles & identity.roles:
-            raise Forbidden(call.op, ", ".join(sorted(role.value for role in identity.roles)))
+            raise Forbidden(call.op, role_words(identity.roles))
         body = call.body if call.instance is None else {**call.body, "instance_id": call.instance}
         arguments = codec.unpack(body, found.arguments)
         runtime = local_runtime(self.system, self.randomness, identity.tenant_id, self.tokens)

@@ -5,7 +5,7 @@ Rules:
 1. A token is ``rt_<id>_<secret>``. The secret has 256 random bits; only its SHA-256 is kept, so neither the
    store nor a backup of it lets anybody in.
 2. Tokens are notes of the store, and all of them are in memory while a gateway runs: looking one up reads
-   nothing, and revoking one takes effect at once, on open connections too (`Tokens.watch`).
+   nothing, and revoking one takes effect at once, on open connections too (`Tokens.watchers`).
 3. No message, log line or ``repr`` holds a secret. Every refusal reads the same, whatever was wrong.
 """
 
@@ -22,7 +22,7 @@ from runtara.clock import Clock
 from runtara.errors import StoreCorrupt, Unauthorized, ValidationError
 from runtara.ids import check_tenant_id
 from runtara.limits import MAX_INSTANT_US
-from runtara.operations import Role
+from runtara.operations import Role, role_words
 from runtara.persistence.store import Store
 from runtara.randomness import Randomness
 from runtara.validation import duration_us
@@ -71,7 +71,7 @@ def to_note(known: Known) -> str:
     return json.dumps(
         {
             "tenant_id": token.tenant_id,
-            "roles": sorted(role.value for role in token.roles),
+            "roles": role_words(token.roles),
             "created_us": token.created_us,
             "expires_us": token.expires_us,
             "name": token.name,

@@ -4,9 +4,9 @@ Every opening ends by asserting that the budget got all its bytes back.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import trio
@@ -22,6 +22,8 @@ from runtara.runtime import open_runtime, run_runtime
 from runtara.tenant import Runtime
 from tests import postgres_server
 from tests.served import client, server
+
+S = TypeVar("S", bound=SqliteStore)
 
 MEMORY = "sqlite:///:memory:"
 
@@ -159,9 +161,10 @@ class ScriptedStore(SqliteStore):
 
 
 @asynccontextmanager
-async def scripted_store(path: str = ":memory:") -> AsyncIterator[ScriptedStore]:
+async def store_of(kind: type[S], path: str = ":memory:") -> AsyncIterator[S]:
+    """A store of a class of the test's own, without threads."""
     executor = InlineExecutor()
-    store = ScriptedStore(
+    store = kind(
         path=path,
         synchronous=2,
         busy_timeout_seconds=0.01,
@@ -175,6 +178,10 @@ async def scripted_store(path: str = ":memory:") -> AsyncIterator[ScriptedStore]
         yield store
     finally:
         await store.close()
+
+
+def scripted_store(path: str = ":memory:") -> AbstractAsyncContextManager[ScriptedStore]:
+    return store_of(ScriptedStore, path)
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import attrs
@@ -16,7 +16,6 @@ from runtara.actors.purge import Pace
 from runtara.actors.retention import FIRST_SECONDS, RETRY_SECONDS, RetentionStatistics
 from runtara.actors.supervisor import ChildKilled
 from runtara.clock import TrioClock
-from runtara.executor import InlineExecutor
 from runtara.persistence.store import (
     Finished,
     Growth,
@@ -29,7 +28,7 @@ from runtara.persistence.store import (
 from runtara.retention import FIRST_RECORDS, LEAST_RECORDS, LONGEST_SECONDS, TARGET_SECONDS
 from runtara.runtime import run_runtime
 from runtara.testing.samples import checkpoint, creation, instance
-from tests.runtimes import ScriptedStore, assert_nothing_held
+from tests.runtimes import ScriptedStore, assert_nothing_held, store_of
 
 START_US = 1_700_000_000_000_000
 DAY = 86_400
@@ -92,23 +91,8 @@ class PurgeStore(ScriptedStore):
         return attrs.evolve(super().statistics(), file_bytes=self.size)
 
 
-@asynccontextmanager
-async def opened() -> AsyncIterator[PurgeStore]:
-    executor = InlineExecutor()
-    store = PurgeStore(
-        path=":memory:",
-        synchronous=2,
-        busy_timeout_seconds=0.01,
-        read_only=False,
-        writer=executor,
-        reader=executor,
-        lister=executor,
-    )
-    try:
-        await store.open()
-        yield store
-    finally:
-        await store.close()
+def opened() -> AbstractAsyncContextManager[PurgeStore]:
+    return store_of(PurgeStore)
 
 
 @asynccontextmanager

@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from runtara.operations import OPERATIONS
-from runtara.transport.connection import PUSH_KINDS
+from runtara.operations import OPERATIONS, PUSH_KINDS
 from runtara.wire import CODECS, KINDS
 from tests.transcripts import Peer, peer
 

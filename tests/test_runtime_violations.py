@@ -1,7 +1,6 @@
 """Nothing is stuck in silence: what a runtime says of instances that nothing moves, and of itself."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -12,13 +11,12 @@ import runtara
 from runtara import Runtime, Status, Stuck
 from runtara.clock import default_clock
 from runtara.config import Settings
-from runtara.executor import InlineExecutor
 from runtara.persistence.store import Unit
 from runtara.runtime import run_runtime
 from tests.operated import make_store
 from tests.postgres_server import new_schema
 from tests.postgres_server import url_of as schema_url
-from tests.runtimes import MEMORY, ScriptedStore, entry_of, runtime, scripted_runtime, url_of
+from tests.runtimes import MEMORY, ScriptedStore, entry_of, runtime, scripted_runtime, store_of, url_of
 
 
 async def stuck(rt: Runtime) -> list[tuple[Stuck, str]]:
@@ -96,29 +94,10 @@ class LateStore(ScriptedStore):
         return left_out
 
 
-@asynccontextmanager
-async def late_store() -> AsyncIterator[LateStore]:
-    executor = InlineExecutor()
-    store = LateStore(
-        path=":memory:",
-        synchronous=2,
-        busy_timeout_seconds=0.01,
-        read_only=False,
-        writer=executor,
-        reader=executor,
-        lister=executor,
-    )
-    try:
-        await store.open()
-        yield store
-    finally:
-        await store.close()
-
-
 async def test_a_registration_that_is_on_its_way_is_no_violation() -> None:
     answers: list[tuple[runtara.Violation, ...]] = []
     async with (
-        late_store() as store,
+        store_of(LateStore) as store,
         run_runtime(store, default_clock(), Settings()) as rt,
         trio.open_nursery() as nursery,
     ):

@@ -48,9 +48,8 @@ from runtara.messages import (
     SessionLost,
     SignalPush,
     SupersededPush,
-    WakePush,
 )
-from runtara.operations import NAME_OF, OPERATIONS
+from runtara.operations import NAME_OF, OPERATIONS, PUSH_KINDS
 from runtara.randomness import Randomness
 from runtara.transport.guard import GuardedStream
 from runtara.transport.limits import StreamLimits
@@ -94,12 +93,7 @@ QUEUE: Final = 64
 READ_BYTES: Final = 64 * 1024
 CLIENT: Final = "runtara-python/1"
 
-PUSHES: Final[dict[str, type[Any]]] = {
-    "signal": SignalPush,
-    "wake": WakePush,
-    "superseded": SupersededPush,
-    "closed": ClosedPush,
-}
+PUSHES: Final[dict[str, type[Any]]] = {word: kind for kind, word in PUSH_KINDS.items()}
 FINAL_CODES: Final = frozenset({"unauthorized", "forbidden", "validation_error"})
 """Refusals of a hello that no second try can heal."""
 

@@ -42,11 +42,9 @@ from runtara.messages import (
     Registered,
     Reply,
     SessionLost,
-    SignalPush,
     SupersededPush,
-    WakePush,
 )
-from runtara.operations import OPERATIONS, Operation
+from runtara.operations import OPERATIONS, PUSH_KINDS, Operation, role_words
 from runtara.transport.backend import Backend
 from runtara.transport.limits import ConnectionLimits
 from runtara.transport.session import (
@@ -63,12 +61,6 @@ from runtara.wire import Call, Codec, Map, Renew
 logger = logging.getLogger("runtara.transport")
 
 
-PUSH_KINDS: Final[dict[type[Push], str]] = {
-    SignalPush: "signal",
-    WakePush: "wake",
-    SupersededPush: "superseded",
-    ClosedPush: "closed",
-}
 ENDINGS: Final = frozenset({"superseded", "closed", "ended"})
 """Pushes after which a session is over."""
 
@@ -266,7 +258,7 @@ class Connection:
         mine = self.identity
         try:
             identity = self.backend.authenticate(token, mine.tenant_id)
-            if (identity.tenant_id, identity.roles) != (mine.tenant_id, mine.roles):
+            if not identity.same_rights(mine):
                 raise Unauthorized("the new token is of another identity")
         except RuntaraError as error:
             self.owner.cut(self, UNAUTHORIZED, Unauthorized(f"the token was not renewed: {error.message}"))
@@ -317,7 +309,7 @@ class Connection:
 
     async def operate(self, call: Call, operation: Operation) -> None:
         if not operation.roles & self.identity.roles:
-            raise Forbidden(call.op, self.role_words())
+            raise Forbidden(call.op, role_words(self.identity.roles))
         instance_id = named_instance(call)
         message = self.codec.unpack(call.body, operation.request)
         sink = None
@@ -434,9 +426,6 @@ class Connection:
             self.answer(call.id, error=error)
         except Exception:
             self.failed(call)
-
-    def role_words(self) -> str:
-        return ", ".join(sorted(role.value for role in self.identity.roles))
 
     # ------------------------------------------------------------ watches
 

@@ -28,6 +28,7 @@ from runtara.errors import (
     ValidationError,
 )
 from runtara.link import Identity
+from runtara.operations import role_words
 from runtara.randomness import Randomness
 from runtara.transport.backend import Backend
 from runtara.transport.carrier import Carrier
@@ -192,7 +193,7 @@ class Gateway:
             resumed=known,
             received=connection.conversation.received,
             tenant=identity.tenant_id,
-            roles=tuple(sorted(role.value for role in identity.roles)),
+            roles=role_words(identity.roles),
             grace_ms=round(limits.connection.grace_seconds * 1000),
             message_bytes=limits.stream.message_bytes,
             in_flight=limits.connection.in_flight,
@@ -205,10 +206,9 @@ class Gateway:
         found = None if resume is None else self.connections.get(resume.connection)
         if resume is None or found is None or found.over or found.codec is not codec:
             return None
-        mine = found.identity
         if not hmac.compare_digest(found.secret.encode(), resume.secret.encode()):
             return None
-        if (mine.tenant_id, mine.roles) != (identity.tenant_id, identity.roles):
+        if not identity.same_rights(found.identity):
             return None
         if not found.conversation.next_socket(resume.seen):
             self.cut(found, POLICY, ValidationError("seen", "is not what can have been seen"))

@@ -9,7 +9,7 @@ import trio
 
 from runtara.cli.options import STORE, Look, Scope, acting, asks, gateway, is_gateway
 from runtara.cli.printing import Columns, fields, moment, say, say_json, say_pairs, say_table, visible
-from runtara.operations import Role
+from runtara.operations import Role, role_words
 from runtara.server import DEFAULT_PORT
 from runtara.server import serve as run_server
 from runtara.tenant import Health
@@ -139,7 +139,7 @@ def shown(one: Token) -> dict[str, object]:
     return {
         "token_id": one.token_id,
         "tenant_id": one.tenant_id,
-        "roles": sorted(role.value for role in one.roles),
+        "roles": role_words(one.roles),
         "created_us": one.created_us,
         "expires_us": one.expires_us,
         "name": one.name,
@@ -149,7 +149,7 @@ def shown(one: Token) -> dict[str, object]:
 TOKEN_COLUMNS: Columns[Token] = {
     "TOKEN": lambda one: one.token_id,
     "TENANT": lambda one: one.tenant_id,
-    "ROLES": lambda one: ",".join(sorted(role.value for role in one.roles)),
+    "ROLES": lambda one: ",".join(role_words(one.roles)),
     "CREATED": lambda one: moment(one.created_us),
     "EXPIRES": lambda one: moment(one.expires_us),
     "NAME": lambda one: one.name or "-",

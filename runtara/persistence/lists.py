@@ -24,6 +24,7 @@ from runtara.persistence.rows import (
     Table,
     Value,
     checkpoint_record,
+    names,
     step_record,
 )
 from runtara.persistence.store import (
@@ -71,10 +72,6 @@ class Clause:
     @property
     def sql(self) -> str:
         return " AND ".join(self.parts) or "true"
-
-
-def names(columns: tuple[str, ...], of: str = "") -> str:
-    return ", ".join(f'{of}"{column}"' for column in columns)
 
 
 def marks(count: int) -> str:

@@ -9,7 +9,7 @@ Rules:
    lists: one bad row hides no others.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar, get_args
 
@@ -44,6 +44,11 @@ Row = tuple[Value, ...]
 Decoder = Callable[[Any], object]
 
 A = TypeVar("A")
+
+
+def names(columns: Iterable[str], of: str = "") -> str:
+    """Columns as SQL writes them, ``of`` a table."""
+    return ", ".join(f'{of}"{column}"' for column in columns)
 
 
 def decoder_of(hint: object) -> Decoder | None:

@@ -24,7 +24,7 @@ from runtara.persistence.lists import (
 )
 from runtara.persistence.postgres.driver import Result, Statement
 from runtara.persistence.postgres.schema import LOOK, VERSION
-from runtara.persistence.postgres.statements import KINDS, identifier, names, statement
+from runtara.persistence.postgres.statements import KINDS, identifier, statement
 from runtara.persistence.postgres.values import BYTES, NUMBERS, Kind, rows
 from runtara.persistence.rows import (
     APPENDED,
@@ -42,6 +42,7 @@ from runtara.persistence.rows import (
     Value,
     checkpoint_record,
     known_or_stand_in,
+    names,
 )
 from runtara.persistence.store import (
     PAGE_BYTES,

@@ -25,6 +25,7 @@ from runtara.persistence.rows import (
     Row,
     Table,
     Value,
+    names,
 )
 
 BEGIN: Final = Statement(b"BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -90,10 +91,6 @@ KINDS: Final[Mapping[str, Mapping[str, Kind]]] = {
     "payloads": {"instance": NUMBERS, "kind": NUMBERS, "data": BYTES},
 }
 """How each column of each table is sent."""
-
-
-def names(columns: Sequence[str]) -> str:
-    return ", ".join(f'"{column}"' for column in columns)
 
 
 def unnest(table: str, columns: Sequence[str]) -> str:

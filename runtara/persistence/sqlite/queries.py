@@ -43,9 +43,9 @@ from runtara.persistence.rows import (
     Value,
     checkpoint_record,
     known_or_stand_in,
+    names,
 )
 from runtara.persistence.sqlite.indexes import Run, runs
-from runtara.persistence.sqlite.statements import names
 from runtara.persistence.sqlite.transaction import one_moment
 from runtara.persistence.store import (
     PAGE_BYTES,

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import chain
 from typing import Final
 
-from runtara.persistence.rows import Row
+from runtara.persistence.rows import Row, names
 
 SqlOf = Callable[[int], str]
 """A statement that exists in several sizes: rows -> SQL."""
@@ -29,10 +29,6 @@ LARGE_BYTES: Final = 16 * 1024
 def places(columns: int, rows: int) -> str:
     one = f"({', '.join('?' * columns)})"
     return ", ".join([one] * rows)
-
-
-def names(columns: Sequence[str]) -> str:
-    return ", ".join(f'"{column}"' for column in columns)
 
 
 @cache
